@@ -287,6 +287,7 @@ class RunRow:
         run_name: for people; that of the folder if there is none.
         speed: training steps per second of wall time.
         finding: name of the leading finding.
+        cause: of the end of a rank that failed or was killed.
         state: the worst of its ranks.
         live: further data of a rank may follow.
     """
@@ -297,15 +298,15 @@ class RunRow:
     host: str
     ranks: int | None
     steps: int | None
-    wall_s: float | None
     speed: float | None
     finding: str
+    cause: str
     state: Liveness
     live: bool
 
     def says(self, words: str) -> bool:
         """Returns whether every word is in its name, host, state or finding."""
-        said = f"{self.name} {self.run_name} {self.host} {self.state.word} {self.finding.replace('_', ' ')}".lower()
+        said = f"{self.name} {self.run_name} {self.host} {self.state.word} {self.finding.replace('_', ' ')} {self.cause}".lower()
         return all(word in said for word in words.lower().split())
 
 
@@ -355,6 +356,7 @@ class RunList:
         about = self._documents.get_or_empty(run / RUN_FILE, [])
         summaries = [summary_of(self._documents, folder, []) for folder in folders]
         summary, states = summaries[0], _states(folders, summaries, about)
+        state = worst(states)
         if not about and not summary and not is_run(run):
             return None
         known = {**about, **summary}
@@ -367,12 +369,18 @@ class RunList:
             host=text(known.get("host")),
             ranks=whole(known.get("world_size")),
             steps=whole(mapping(summary.get("steps")).get("train")),
-            wall_s=number(summary.get("wall_seconds")),
             speed=number(mapping(summary.get("throughput")).get("steps_per_second")),
             finding=text(leading.get("name")),
-            state=worst(states),
+            cause=_cause(summaries, state),
+            state=state,
             live=any(state.live for state in states),
         )
+
+
+def _cause(summaries: Sequence[Mapping[str, Any]], state: Liveness) -> str:
+    """Returns what ended the first rank in the state of a run that failed or was killed."""
+    ended = (summary for summary in summaries if summary.get("state") == state.word and not state.live)
+    return next((text(summary.get("end_cause")) for summary in ended if state.severity == "critical"), "")
 
 
 def _states(

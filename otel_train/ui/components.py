@@ -46,7 +46,14 @@ def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
     if not body:
         return ""
     note = f' <span class="dim beside">{beside}</span>' if beside else ""
-    return f"<section><h2>{escape(title)}{note}</h2>{body}</section>"
+    return f"<section><h2>{escape(title)}{note}</h2>{labelled(body, title)}</section>"
+
+
+def labelled(body: str, title: str) -> str:
+    """Gives the tables in ``body`` a name, for those who come to one by keys because it scrolls."""
+    return body.replace(
+        _SCROLL, f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">'
+    )
 
 
 def leading_values(cells: Iterable[tuple[str, str, str]]) -> str:
@@ -124,6 +131,7 @@ def share_strip(parts: Sequence[tuple[str, float, str]], *, label: str) -> str:
     return f'<div class="strip" role="img" aria-label="{escape(f"{label}: {said}")}">{pieces}</div>'
 
 
+_SCROLL = '<div class="scroll">'
 _ROW_PX = 20
 _BAR = '<span class="bar'
 
@@ -187,7 +195,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     if not body:
         return ""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
-    return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"{_SCROLL}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _cell(text: str) -> str:

@@ -1,5 +1,16 @@
 'use strict';
 
+// Tables: only one that can be scrolled is a stop of the keyboard.
+function scrollers() {
+  for (const box of document.querySelectorAll('.scroll')) {
+    const wide = box.scrollWidth > box.clientWidth, label = box.dataset.label || box.getAttribute('aria-label');
+    box.dataset.label = label;
+    for (const [name, value] of [['tabindex', 0], ['role', 'region'], ['aria-label', label]])
+      wide ? box.setAttribute(name, value) : box.removeAttribute(name);
+  }
+}
+addEventListener('resize', scrollers);
+
 // The boxes of flame graphs: arrow keys move, Enter or a click zooms in, Escape out.
 function flames() {
   for (const box of document.querySelectorAll('.flame')) {

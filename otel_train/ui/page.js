@@ -51,6 +51,7 @@ function decorate() {
   const fresh = [...document.querySelectorAll('.flame')].filter(box => !box.dataset.source);
   for (const box of fresh) box.dataset.source = box.innerHTML.length + box.textContent;
   if (fresh.length) flames();
+  scrollers();
   times();
 }
 

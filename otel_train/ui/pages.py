@@ -22,6 +22,7 @@ from otel_train.ui.components import (
     asset,
     badge,
     board,
+    labelled,
     leading_values,
     moment,
     section,
@@ -174,7 +175,17 @@ def _ranks(view: RankView, *, static: bool) -> str:
     rows = [_rank(view, rank, static=static) for rank in view.ranks[: None if static else _RANKS_SHOWN]]
     left = len(view.ranks) - len(rows)
     more = f'<p class="dim">{left:,} more ranks are not in this table; choose one above.</p>' if left else ""
-    heads = ("rank", "state", "wall", "steps", "step, median", "waited", "data wait", "lost", "finding")
+    heads = (
+        "rank",
+        "state",
+        "wall",
+        "steps",
+        "step, median",
+        "data wait",
+        "data wait, share",
+        "lost records",
+        "finding",
+    )
     return table(heads, rows) + more
 
 
@@ -301,7 +312,9 @@ def timing(view: RankView, *, static: bool = False) -> str:
             "" if static else _last_steps(view),
             section("Stages over time", lambda: _timing_course(view), beside="mean per training step"),
             section("Loaders", lambda: _loaders(view)),
-            section("Distributions", lambda: _histograms(view)),
+            section(
+                "Distributions", lambda: _histograms(view), beside="calls by duration, on a logarithmic axis"
+            ),
         )
     )
 
@@ -319,7 +332,9 @@ def _stages(view: RankView) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    return table(("stage", "count", "avg", "p50", "p95", "p99", "self", "share of phase"), body)
+    return table(
+        ("phase · loader · stage", "count", "avg", "p50", "p95", "p99", "self", "share of phase"), body
+    )
 
 
 def _histograms(view: RankView) -> str:
@@ -348,7 +363,7 @@ def _device(view: RankView) -> str:
         for row in view.summary.get("stages") or ()
         if row.get("device_count")
     ]
-    return table(("stage", "measured", "mean", "p50", "p99"), rows)
+    return table(("phase · loader · stage", "measured", "mean", "p50", "p99"), rows)
 
 
 def _steps(view: RankView) -> str:
@@ -359,7 +374,7 @@ def _steps(view: RankView) -> str:
         ]
         for row in view.summary.get("step_durations") or ()
     ]  # fmt: skip
-    return table(("steps of", "count", "avg", "p50", "p95", "p99", "max", "total"), rows)
+    return table(("phase · loader", "count", "avg", "p50", "p95", "p99", "max", "total"), rows)
 
 
 def _timing_course(view: RankView) -> str:
@@ -442,7 +457,7 @@ def run_page(view: RankView, tab: str, *, capture: str | None) -> str:
     return frame(
         f"{name_of(view)} · {tab}",
         main,
-        trail=f"<span>{escape(view.run.name)}</span>",
+        trail=f"<span><bdi>{escape(view.run.name)}</bdi></span>",
         every_s=1.0 if view.state.live else 5.0,
     )
 
@@ -450,7 +465,7 @@ def run_page(view: RankView, tab: str, *, capture: str | None) -> str:
 def no_such_run_page(name: str) -> str:
     """Returns where a run was, or never has been."""
     main = (
-        f'<div class="title"><h1>{escape(name[:200])}</h1></div><p class="empty">There is no such run in the folder. '
+        f'<div class="title"><h1><bdi>{escape(name[:200])}</bdi></h1></div><p class="empty">There is no such run in the folder. '
         'It may have been moved or deleted. <a href="/">All runs</a></p>'
     )
     return frame("no such run", main, every_s=5.0)
@@ -479,7 +494,7 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
         f"<bdi><code>{escape(_id_of(view))}</code></bdi>",
     ]
     shown = " · ".join(fact for fact in facts if fact)
-    return f'<div class="title"><h1>{escape(name_of(view))}</h1>{badge(view.state)}{beside}</div><p class="dim facts">{shown}</p>'
+    return f'<div class="title"><h1><bdi>{escape(name_of(view))}</bdi></h1>{badge(view.state)}{beside}</div><p class="dim facts">{shown}</p>'
 
 
 def _id_of(view: RankView) -> str:
@@ -521,7 +536,8 @@ def _tabs(view: RankView, chosen: str) -> str:
 
 
 PAGE = 50
-_HEADS = ("run", "state", "started", "steps", "steps/s", "ranks", "host", "finding")
+_HEADS = ("run", "state", "finding", "steps", "steps/s", "started", "ranks", "host")
+_LONGEST_FINDING = 200
 _EVERY_S = 2.0
 
 
@@ -534,26 +550,27 @@ def runs_page(rows: Sequence[RunRow], root: Path, *, words: str, page: int) -> s
     body = table(_HEADS, map(_row, shown)) or _empty_list(root, words=words, runs=len(rows))
     going = sum(row.state.word in {"running", "stalled"} for row in rows)
     facts = f"{plural(len(rows), 'run')} in <code>{escape(str(root))}</code>"
-    facts += f", {going:,} going on" if going else ""
+    facts += f", {going:,} running" if going else ""
     main = (
         f'<div class="title"><h1>Runs</h1>{_filter(words)}</div><p class="dim facts">{facts}</p>'
-        f'<div class="runs" id="runs">{body}</div>{_pages(words, page, pages, len(found))}'
+        f'<div class="runs" id="runs">{labelled(body, "Runs")}</div>{_pages(words, page, pages, len(found))}'
     )
     return frame("Runs", main, every_s=_EVERY_S)
 
 
 def _row(row: RunRow) -> list[str]:
-    name = f"<strong>{escape(row.run_name)}</strong>"
-    beside = f' <span class="dim">{escape(row.name)}</span>' if row.name != row.run_name else ""
+    name = f"<strong><bdi>{escape(row.run_name)}</bdi></strong>"
+    beside = f' <bdi class="dim">{escape(row.name)}</bdi>' if row.name != row.run_name else ""
+    finding = escape((row.cause or row.finding.replace("_", " "))[:_LONGEST_FINDING]) or ABSENT
     return [
         f'<a href="{address(row.name)}">{name}{beside}</a>',
         badge(row.state),
-        moment(row.started_unix_s or None),
+        finding,
         rounded(row.steps),
         rounded(row.speed),
+        moment(row.started_unix_s or None),
         rounded(row.ranks),
         escape(row.host) or ABSENT,
-        f'<span title="{duration(row.wall_s)}">{escape(row.finding.replace("_", " ")) or ABSENT}</span>',
     ]
 
 
@@ -608,7 +625,7 @@ def report_page(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
     links = "".join(f'<a href="#{name.lower()}">{name}</a>' for name in parts)
     body = "".join(
         f'<div id="{name.lower()}" role="region" aria-labelledby="h-{name.lower()}">'
-        f'<h2 class="part" id="h-{name.lower()}">{name}</h2>{part}</div>'
+        f'<h2 class="part" id="h-{name.lower()}">{name}</h2>{_one_level_lower(part)}</div>'
         for name, part in parts.items()
     )
     return (
@@ -616,8 +633,15 @@ def report_page(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
         + f'<style>{asset("page.css")}</style></head><body><a class="skip" href="#main">Skip to the findings</a>'
         f'<header class="top"><nav aria-label="Sections"><span class="brand">otel_train</span> {links}</nav></header>'
         f'<main id="main">{title_of(view, static=True)}{board(view.notices, unfold=len(view.notices))}{body}</main>'
-        f"<script>{asset('flames.js')}flames();</script></body></html>\n"
+        f"<script>{asset('flames.js')}flames();scrollers();</script></body></html>\n"
     )
+
+
+def _one_level_lower(part: str) -> str:
+    """Returns the sections of a tab below the heading of a part: h2 as h3, h3 as h4."""
+    for level in (3, 2):
+        part = part.replace(f"<h{level}>", f"<h{level + 1}>").replace(f"</h{level}>", f"</h{level + 1}>")
+    return part
 
 
 def _captures(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:

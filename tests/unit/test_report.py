@@ -6,6 +6,7 @@ import json
 import os
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from otel_train.trace_analysis.events import read
 from otel_train.trace_analysis.hot_spots import flame
 from otel_train.trace_analysis.timeline import TraceTimeline
 from otel_train.ui.captures import analysis_of
-from otel_train.ui.charts import LEFT, WIDTH, area, bars, elapsed, held, lines
-from otel_train.ui.components import flame_graph
+from otel_train.ui.charts import COLORS, LEFT, WIDTH, area, bars, elapsed, held, lines
+from otel_train.ui.components import asset, flame_graph
 from otel_train.ui.pages import report_page
 from tests.support.command_line import Cli
 from tests.support.made_trace import MadeTrace, training
@@ -155,6 +156,43 @@ def test_colours_follow_the_browser(page: str) -> None:
     """Light by day, dark by night."""
     assert "prefers-color-scheme: dark" in page
     assert "color-scheme: light dark" in page
+
+
+def luminance(color: str) -> float:
+    """Returns that of WCAG 2.2, of a colour such as #2d6cd8 or #fff."""
+    digits = color[1:] if len(color) > 4 else "".join(digit * 2 for digit in color[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize(
+    ("names", "least"), [(("fg", "dim", "blue", "warn", "bad", "good"), 4.5), ((*COLORS,), 3.0)]
+)
+def test_colours_have_contrast(names: tuple[str, ...], least: float) -> None:
+    """Text on the page and in a box, and lines of charts, in light and dark. Gray is also the edge of a field."""
+    found = re.findall(r":root \{([^}]*--bg[^}]*)\}", asset("page.css"))
+    assert len(found) == 2
+    for palette in found:
+        colors = dict(re.findall(r"--(\w+): (#\w+)", palette))
+        low = [
+            (name, ground)
+            for name in names
+            for ground in ("bg", "box")
+            if (ratio := [luminance(colors[each]) + 0.05 for each in (name, ground)])
+            and max(ratio) / min(ratio) < least
+        ]
+        assert low == []
+
+
+def test_sections_of_the_report_are_below_their_parts(page: str) -> None:
+    """All were of the second level: a list of headings did not show what belongs to what."""
+    found = re.findall(r"<h([1-6])[^>]*>(.*?)</h\1>", page)
+    levels = [(int(level), re.sub(" ?<.*", "", text)) for level, text in found]
+
+    assert [text for level, text in levels if level == 2] == ["Overview", "Timing", "Memory", "Captures"]
+    assert (3, "Stages") in levels
+    assert all(after <= before + 1 for (before, _), (after, _) in pairwise(levels))
 
 
 def test_the_timeline_is_what_happened_between_lines(tmp_path: Path, cli: Cli) -> None:

@@ -575,6 +575,51 @@ def test_the_table_of_ranks_shows_each_as_the_list_of_runs_does(tmp_path: Path) 
     assert re.search(r'rank=1">rank 1</a></td><td[^>]*>silent</td>', text)
 
 
+def test_the_list_shows_why_a_run_failed(tmp_path: Path) -> None:
+    """A failed run was "compute bound", which is true and not what its reader looks for."""
+    many(tmp_path, 2)
+    for run, state in (("run-0000", "failed"), ("run-0001", "finished")):
+        finding = {"name": "compute_bound", "summary": "x", "advice": "y"}
+        say_summary(tmp_path / run, state=state, end_cause="ValueError: no label 12", findings=[finding])
+
+    text = ask(application(tmp_path), "/").text
+    [failed] = RunList(tmp_path, documents=JsonFileCache()).rows()[1:]
+
+    assert "<td>ValueError: no label 12</td>" in text
+    assert text.count("<td>compute bound</td>") == 1
+    assert failed.says("label 12")
+
+
+def test_a_name_from_right_to_left_leaves_the_id_beside_it_as_it_is(tmp_path: Path) -> None:
+    """20261127-180840-d4a2c7 was read as d4a2c7-180840-20261127 beside a name in Arabic."""
+    name = "\u062a\u062c\u0631\u0628\u0629"
+    a_run(tmp_path, name=name)
+
+    for target in ("/", "/run/20260131-x7"):
+        text = ask(application(tmp_path), target).text
+        assert f"<bdi>{name}</bdi>" in text
+        assert re.search(r"<bdi[^>]*>(<code>)?20260131-x7(</code>)?</bdi>", text)
+
+
+def test_every_table_has_the_name_of_its_section(tmp_path: Path) -> None:
+    """One that scrolls is a stop of the keyboard: a screen reader must say which."""
+    a_run(tmp_path)
+
+    for target, label in (
+        ("/", "Runs"),
+        ("/run/20260131-x7", "Ranks"),
+        ("/run/20260131-x7?tab=timing", "Stages"),
+    ):
+        boxes = [
+            each
+            for each in Html(ask(application(tmp_path), target).text).of("div")
+            if each.get("class") == "scroll"
+        ]
+        assert boxes
+        assert all(each["role"] == "region" and each["aria-label"] for each in boxes)
+        assert label in [each["aria-label"] for each in boxes]
+
+
 def test_a_rank_that_ended_in_an_earlier_start_says_nothing_of_the_last(tmp_path: Path) -> None:
     """A start with fewer ranks leaves the folder of the rank that failed before."""
     many(tmp_path, 1)
