@@ -17,6 +17,7 @@ from otel_train.artifacts import writer
 from otel_train.artifacts.summary_consistency import CLOSE, applicable
 from otel_train.artifacts.writer import BY_STAGE, CAPTURES, CONFIG, METRICS, OPS, STAGE_TIMES, SUMMARY, TRACE
 from otel_train.config.deprecated import present
+from otel_train.console.text import plural
 from otel_train.datamodel import (
     CAPTURES_FOLDER,
     EVENTS_FILE,
@@ -328,7 +329,8 @@ def _lines(path: Path, schema: str) -> Iterator[Fault]:
         if wrong > _LINES_NAMED:
             yield Fault(name, f"{wrong - _LINES_NAMED} more lines have wrong values")
         if broken:
-            yield Fault(name, f"{broken} lines are no JSON objects")
+            what = "is no JSON object" if broken == 1 else "are no JSON objects"
+            yield Fault(name, f"{plural(broken, 'line')} {what}")
 
 
 def _laws(name: str, summary: Mapping[str, Any]) -> Iterator[Fault]:

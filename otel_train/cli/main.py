@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from otel_train.cli import complain
 from otel_train.config.validation import DEBUG_VARIABLE
-from otel_train.errors import OtelTrainError
+from otel_train.errors import OtelTrainError, near, shown
 from otel_train.safety import daemon_thread
 
 if TYPE_CHECKING:
@@ -140,6 +140,9 @@ def _run(words: list[str], *, is_process: bool) -> int:
         complain(f"'{asked}' is now '{FORMER[asked]}'; version 0.2 refuses the former name")
         asked = FORMER[asked]
     parser, command = parser_of(asked)
+    close = "" if asked in COMMANDS or words[:1] != [asked] else near(asked, COMMANDS)
+    if close:
+        parser.error(f"{shown(asked)}: there is no such command. Did you mean '{close}'?")
     at = words.index("--") if asked in BEFORE_A_PROGRAM and "--" in words else len(words)
     args = parser.parse_args(words[:at])
     if asked in BEFORE_A_PROGRAM:

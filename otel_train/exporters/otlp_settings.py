@@ -156,7 +156,8 @@ class _Variables:
         usable = self._has_files() and self._has_certificates()
         address = _lower_scheme(endpoint or self._get("ENDPOINT") or _DEFAULT_ENDPOINTS[protocol])
         own = not endpoint and self._name("ENDPOINT") != f"{_PREFIX}ENDPOINT"
-        shown = self._shown(address, protocol)
+        remedy = "Give --endpoint" if endpoint else "Set OTEL_EXPORTER_OTLP_ENDPOINT, for example to"
+        shown = self._shown(address, protocol, remedy)
         if not usable or not shown:
             return None
         tls = address.startswith("https://")
@@ -209,7 +210,7 @@ class _Variables:
         self._wrong("PROTOCOL", f"{protocol!r} for {self.signal}: {rule}", HTTP_JSON)
         return HTTP_JSON
 
-    def _shown(self, address: str, protocol: str) -> str:
+    def _shown(self, address: str, protocol: str, remedy: str) -> str:
         """Returns an address without user name, password and query; "" if it is not an address."""
         # gRPC also takes a bare host:port, which parses as a scheme without a host.
         is_clean = address.isprintable() and " " not in address
@@ -226,7 +227,7 @@ class _Variables:
         problem = (
             f"OTLP endpoint {f'{scheme}{slashes}' + rest.rpartition('@')[2]!r} for {self.signal}: "
             "expected http://host:port or https://host:port, with a port from 1 to 65535. "
-            "Set OTEL_EXPORTER_OTLP_ENDPOINT, for example to http://127.0.0.1:4318."
+            f"{remedy} http://127.0.0.1:4318."
         )
         self._tell(self._name("ENDPOINT"), problem, "OTLP off")
         return ""

@@ -10,12 +10,12 @@ import types
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from otel_train.config.validation import switch_of, variable_of
-from otel_train.errors import callable_, shown, text
+from otel_train.errors import ConfigError, callable_, shown, text
 from otel_train.recording.events import MAX_PAYLOAD, SOURCE_SHIFT, Op, SourceKind, begin_end_fail, code
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
-    from typing import Literal
+    from typing import Literal, NoReturn
 
     from otel_train.instrumentation.timers import Timers
     from otel_train.recording.recorder import Recorder
@@ -340,6 +340,16 @@ class Epoch:
     def end(self) -> None:
         """Ends the epoch. A second call does nothing."""
         self._close(failed=False)
+
+    def __iter__(self) -> NoReturn:
+        """Refuses to be iterated: ``epoch(3)`` marks the epoch with the number 3.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "epoch(N): marks one epoch, it is no range of them. Write 'for n in epoch(range(N))'"
+        )
 
     def __enter__(self) -> Epoch:
         return self

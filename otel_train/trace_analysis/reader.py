@@ -250,7 +250,7 @@ class TraceFileReader:
             return start[1:], True
         if start[:1] != b"{":
             raise TraceError(
-                f"{self._path}: starts with {bytes(start[:12])!r}: expected JSON of a Chrome trace"
+                f"{self._path}: starts with {start[:12].decode(errors='backslashreplace')!r}: expected JSON of a Chrome trace"
             )
         tried = 0
         while True:

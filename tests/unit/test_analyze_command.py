@@ -39,6 +39,13 @@ def test_it_says_what_a_trace_says(tmp_path: Path, cli: Cli) -> None:
     assert max(map(len, page.splitlines())) <= 100
 
 
+def test_a_file_that_is_no_trace_is_named_with_its_first_characters(tmp_path: Path, cli: Cli) -> None:
+    """As text, not as Python writes bytes."""
+    (tmp_path / "full.py").write_text("import sys, os")
+
+    assert "starts with 'import sys, ': expected JSON" in cli("analyze", tmp_path / "full.py").refused
+
+
 def test_json_is_one_document_per_trace(tmp_path: Path, cli: Cli) -> None:
     """Scripts read lines."""
     path = training(steps=2).write(tmp_path / "trace.json")

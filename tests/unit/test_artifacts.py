@@ -395,7 +395,7 @@ def test_a_run_directory_is_checked_rank_by_rank(run: Path, cli: Cli) -> None:
     code, said, _ = cli("validate", run)
 
     assert (sound, code) == (0, 1)
-    assert "rank0/events.jsonl: 1 lines are no JSON objects" in said
+    assert "rank0/events.jsonl: 1 line is no JSON object" in said
     assert "3 records were lost" in said
     assert "activities add up to 1.0 s, wall_seconds is 0.05 s" in said
 
@@ -414,7 +414,7 @@ def test_ranks_of_a_large_run_are_checked_in_several_processes(
 
     assert (code, said.splitlines()) == (
         1,
-        ["rank7/events.jsonl: 1 lines are no JSON objects", f"{run}: 1 fault"],
+        ["rank7/events.jsonl: 1 line is no JSON object", f"{run}: 1 fault"],
     )
 
 

@@ -283,6 +283,12 @@ def test_a_run_that_goes_while_it_is_read_is_no_unexpected_error(
     assert 0 < looks < moment
 
 
+def test_a_misspelt_command_is_refused_with_the_one_that_is_near(cli: Cli) -> None:
+    """The list of all of them has fifteen."""
+    assert "'sumary': there is no such command. Did you mean 'summary'?" in cli("sumary", "runs/a").refused
+    assert "invalid choice: 'qqq'" in cli("qqq").refused
+
+
 @pytest.mark.parametrize(
     ("words", "usage"),
     [

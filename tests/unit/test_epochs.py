@@ -40,6 +40,12 @@ def test_a_call_at_the_top_of_the_loop_is_enough(writer: Writer) -> None:
     assert writer.payloads == [("EPOCH", 1), ("EPOCH", 2), ("EPOCH", 3)]
 
 
+def test_a_number_of_epochs_in_place_of_a_range_is_refused() -> None:
+    """``epoch(3)`` marks the epoch with that number."""
+    with pytest.raises(otel_train.ConfigError, match=r"Write 'for n in epoch\(range\(N\)\)'"):
+        list(otel_train.epoch(3))
+
+
 def test_what_a_loop_goes_over_has_an_epoch_an_item(writer: Writer) -> None:
     """``tqdm(epoch(range(3)))`` shows how far it is."""
     over = otel_train.epoch(range(5, 7))

@@ -102,6 +102,14 @@ def test_a_signal_without_an_endpoint_is_kept_and_counted_as_kept(run_path: Path
         assert (len(received.metrics), len(received.traces)) == (3, 0)
 
 
+def test_a_wrong_endpoint_is_refused_with_the_option_that_gives_it(run_path: Path, send: Cli) -> None:
+    """The variable that it named was not set."""
+    said = send("foo").refused
+
+    assert "'foo'" in said
+    assert said.endswith("Give --endpoint http://127.0.0.1:4318.\n")
+
+
 def test_every_rank_is_sent_and_the_spool_is_empty_afterwards(run_path: Path, send: Cli) -> None:
     """One command for the whole run; nothing is sent twice."""
     with http_receiver() as received:
