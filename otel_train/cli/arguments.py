@@ -74,7 +74,7 @@ def _numbered(trace: Trace) -> Trace:
     match = OF_A_RANK.search(trace.path.name)
     if trace.rank is not None or match is None:
         return trace
-    unsaid = tuple(sentence for sentence in trace.missing if "which rank" not in sentence)
+    unsaid = tuple(sentence for sentence in trace.missing if "its rank" not in sentence)
     return replace(trace, rank=int(match[1]), missing=unsaid)
 
 

@@ -334,8 +334,8 @@ def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 _NO_DEVICE = (
-    "Nothing of a device is in it: a run on the CPU, ProfilerActivity.CUDA not asked for, or a profiler that was not "
-    "let to the device's counters."
+    "No device events: the run was on the CPU, ProfilerActivity.CUDA was not requested, or the profiler may not read the "
+    "device's counters."
 )
 
 
@@ -347,15 +347,15 @@ def _missing(
     version = about.get("schemaVersion")
     said = [  # 1 is the ``schemaVersion`` that Kineto writes; others are read as far as they are alike
         (faults["broken"], f"The file is cut off: {faults['broken']}."),
-        (faults["skipped"], f"{faults['skipped']:,} pieces of text are no events that can be read."),
-        (faults["untimed"], f"{faults['untimed']:,} events have no instant or length that makes sense."),
-        (faults["unpaired"], f"{faults['unpaired']:,} events are halves (ph B and E) and are left out."),
+        (faults["skipped"], f"Pieces of text that cannot be read as events: {faults['skipped']:,}."),
+        (faults["untimed"], f"Events without a valid start or duration: {faults['untimed']:,}."),
+        (faults["unpaired"], f"Events in halves (ph B and E), which are left out: {faults['unpaired']:,}."),
         (not here, "There are no events. Was the profiler stepped, and long enough for its schedule?"),
-        (here and EventKind.OP not in here, "There are no operators: was ProfilerActivity.CPU asked for?"),
+        (here and EventKind.OP not in here, "No operators: was ProfilerActivity.CPU requested?"),
         (here and not here & {EventKind.KERNEL, EventKind.COPY}, _NO_DEVICE),
-        (not remembers, "Nothing is said about memory: profile_memory=True was not set."),
-        (_place(about)[0] is None, "It does not say which rank it is."),
-        (version is None, "It does not say which version of the format it has; it is read as version 1."),
+        (not remembers, "No memory events: use `otel-train profile --memory`, or profile_memory=True."),
+        (_place(about)[0] is None, "The file does not name its rank."),
+        (version is None, "The file does not name the version of its format; it is read as version 1."),
         (version not in (None, 1), f"Its format has version {version!r}; it is read as version 1."),
     ]
     return [sentence for applies, sentence in said if applies]

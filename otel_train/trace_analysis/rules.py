@@ -56,14 +56,15 @@ def waits_for_data(document: Document) -> TraceFinding | None:
     if share is None or share < DATA_SHARE:
         return None
     who = "The device stands idle" if idle else "Training waits"
+    pinned = ", pin_memory=True" if idle else ""
     return TraceFinding(
         name="input_bound",
         summary=f"{who} for the next batch during {share:.0%} of the time.",
         share=share,
         evidence={"idle_share": share, "host_wait_share": host_share or 0.0},
         where=_gaps(document, "data"),
-        advice="DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True) reads beside the training; "
-        "with workers already, raise num_workers or prefetch_factor, or move decoding out of __getitem__.",
+        advice=f"DataLoader(..., num_workers=N, persistent_workers=True{pinned}) reads beside the training, with N up to the "
+        "number of processors; with workers already, raise num_workers or prefetch_factor, or move decoding out of __getitem__.",
         confidence="high" if idle else "medium",
         phase="train",
     )

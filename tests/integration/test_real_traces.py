@@ -82,4 +82,4 @@ def test_a_trace_of_the_host_says_that_nothing_of_a_device_is_in_it(
     document, _ = recorded
 
     assert document["idle"] is None
-    assert any("Nothing of a device" in sentence for sentence in document["missing"])
+    assert any("No device events" in sentence for sentence in document["missing"])

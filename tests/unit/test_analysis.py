@@ -255,7 +255,7 @@ def test_what_is_not_in_a_trace_is_absent(tmp_path: Path) -> None:
     )
     assert [found[key] for key in absent] == [None] * len(absent)
     assert found["breakdown"]["steps"] is None
-    assert any("Nothing of a device" in sentence for sentence in found["missing"])
+    assert any("No device events" in sentence for sentence in found["missing"])
 
 
 def test_a_stage_in_a_stage_is_cut_out_of_it(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_the_rank_may_be_in_the_name_of_the_file(tmp_path: Path, cli: Cli) -> No
     document = json.loads(cli("analyze", made.write(tmp_path / "epoch_1-rank3.json"), "--json").printed)
 
     assert document["rank"] == 3
-    assert not any("which rank" in sentence for sentence in document["missing"])
+    assert not any("its rank" in sentence for sentence in document["missing"])
 
 
 def test_captures_of_one_moment_belong_together(tmp_path: Path) -> None:

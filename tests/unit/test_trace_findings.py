@@ -257,6 +257,15 @@ def test_time_won_back_is_in_seconds_and_hours(tmp_path: Path) -> None:
     assert finding.where[0] == "4.2 ms idle at 0.009900 s in step 0"
 
 
+def test_the_advice_on_workers_has_no_number_that_the_trace_does_not_know(tmp_path: Path) -> None:
+    """The run summary knows processors and batches. Pinned memory serves copies to a device."""
+    with_device = found_in(tmp_path, starved)["input_bound"].advice
+    without = found_in(tmp_path, starved_on_the_host)["input_bound"].advice
+
+    assert "num_workers=N, persistent_workers=True, pin_memory=True) reads beside" in with_device
+    assert "num_workers=N, persistent_workers=True) reads beside" in without
+
+
 def test_the_heaviest_finding_comes_first(tmp_path: Path) -> None:
     """It is what the alert and the event carry."""
 
