@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
-from otel_train.console.text import count, duration, percent, plural, rounded
+from otel_train.console.text import bytes_of, count, duration, percent, plural, rounded
 from otel_train.datamodel import EVENTS_FILE, NS_PER_S
 from otel_train.files import parse_line, read_part
 from otel_train.rundata.files import mapping, number, rows, text, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from otel_train.rundata.liveness import Liveness
@@ -28,7 +29,14 @@ _ALERTS = {
     catalog.LOADER_WORKER_EXIT_EVENT.name: "critical",
     catalog.STRAGGLER_EVENT.name: "warning",
 }
-_MEANINGS = {each.name: each.meaning for each in (*catalog.SPANS, *catalog.EVENTS)}
+_UNITS: dict[str, Callable[[float], str]] = {
+    catalog.STALL_AGE.name: duration, catalog.STRAGGLER_EXCESS.name: duration, catalog.PROFILER_SIZE.name: bytes_of,
+}  # fmt: skip
+_WORDS = {
+    catalog.STEP_NUMBER.name: "step", catalog.STALL_AGE.name: "without progress for",
+    catalog.STRAGGLER_EXCESS.name: "more per step", catalog.SPAN_EXHAUSTION_REASON.name: "reason",
+    catalog.WORKER_NUMBER.name: "worker", catalog.WORKER_PID.name: "pid", catalog.STALL_SUSPECT.name: "others wait for it",
+}  # fmt: skip
 _ENDS = {
     "failed": "An exception ended it.",
     "killed": "A signal killed it: it ran out of memory, native code crashed, or another process sent the signal.",
@@ -85,7 +93,7 @@ def notices(
     """
     found = [
         *_findings(summary),
-        *_alerts(events),
+        *_alerts(events, _straggler(summary)),
         *_ranks(summary),
         *_failed_ranks(summary, others, "'otel-train postmortem' names the first one." if postmortem else ""),
         *_missing(summary),
@@ -128,8 +136,17 @@ def _findings(summary: Mapping[str, Any]) -> Iterator[Notice]:
         )
 
 
-def _alerts(events: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
-    """Yields alerting events of the last start of the run, those of one kind about one thing together."""
+def _straggler(summary: Mapping[str, Any]) -> int | None:
+    """Returns the rank that a finding names as slow."""
+    found = (each for each in rows(summary.get("findings")) if each.get("name") == "straggler_bound")
+    return next((whole(mapping(each.get("evidence")).get("rank")) for each in found), None)
+
+
+def _alerts(events: Sequence[Mapping[str, Any]], straggler: int | None) -> Iterator[Notice]:
+    """Yields alerting events of the last start of the run, those of one kind about one thing together.
+
+    An event about ``straggler`` is left out: a finding says the same of the whole run.
+    """
     together: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     last_attempt = max((whole(event.get("attempt")) or 0 for event in events), default=0)
     for event in events:
@@ -139,21 +156,86 @@ def _alerts(events: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
     for (name, *_), group in together.items():
         last = group[-1]
         at_ns = number(last.get("time_unix_ns"))
+        rank = whole(last["attributes"].get(catalog.SPAN_RANK.name))
+        if name == catalog.STRAGGLER_EVENT.name and rank is not None and rank == straggler:
+            continue
         yield Notice(
             _ALERTS[name],
             name.removeprefix("train.").replace(".", " "),
-            _MEANINGS.get(name, name),
-            facts=tuple(facts_of(last)),
+            _SAYS[name](last["attributes"]),
             times=len(group),
             at_unix_s=None if at_ns is None else at_ns / NS_PER_S,
         )
 
 
+def _stall(about: Mapping[str, Any]) -> str:
+    step, age_s = whole(about.get(catalog.STEP_NUMBER.name)), number(about.get(catalog.STALL_AGE.name))
+    who = (
+        f"Rank {_value(about, catalog.SPAN_RANK)}, which the others wait for, made no progress"
+        if about.get(catalog.STALL_SUSPECT.name)
+        else "No progress"
+    )
+    since = "" if step is None else f" since step {count(step)}"
+    return (
+        f"{who}{since}, {_place(about)}{'' if age_s is None else f': {duration(age_s)} until this notice'}."
+    )
+
+
+def _place(about: Mapping[str, Any]) -> str:
+    stage, loader = _value(about, catalog.SPAN_STAGE), _value(about, catalog.SPAN_LOADER)
+    if stage in ("", "other"):
+        return "between two stages"
+    return f"in `{stage}`" + (f" of loader `{loader}`" if loader else "")
+
+
+def _nonfinite(about: Mapping[str, Any]) -> str:
+    name = _long(about.get("name")) or _value(about, catalog.SPAN_NONFINITE_KIND)
+    return f"{f'`{name}`' if name else 'A value'} was not finite{_at_step(about)}."
+
+
+def _worker_exit(about: Mapping[str, Any]) -> str:
+    cause = _value(about, catalog.SPAN_ERROR_TYPE)
+    killed = " The kernel sends SIGKILL where memory is short." if cause == "SIGKILL" else ""
+    worker, pid, loader = (
+        _value(about, each) for each in (catalog.WORKER_NUMBER, catalog.WORKER_PID, catalog.SPAN_LOADER)
+    )
+    return f"Worker {worker} (pid {pid}) of loader `{loader}` ended{_at_step(about)}: {cause or 'no cause is known'}.{killed}"
+
+
+def _slow_rank(about: Mapping[str, Any]) -> str:
+    excess_s = number(about.get(catalog.STRAGGLER_EXCESS.name))
+    more = "" if excess_s is None else f": {duration(excess_s)} more per step than the median rank"
+    return f"Rank {_value(about, catalog.SPAN_RANK)} was slow{_at_step(about)}, {_place(about)}{more}. The others waited for it."
+
+
+def _at_step(about: Mapping[str, Any]) -> str:
+    step = whole(about.get(catalog.STEP_NUMBER.name))
+    return "" if step is None else f" at step {count(step)}"
+
+
+_SAYS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    catalog.STALL_SPAN.name: _stall,
+    catalog.NONFINITE_EVENT.name: _nonfinite,
+    catalog.LOADER_WORKER_EXIT_EVENT.name: _worker_exit,
+    catalog.STRAGGLER_EVENT.name: _slow_rank,
+}
+
+
+def _value(about: Mapping[str, Any], attribute: catalog.Attribute) -> str:
+    """Returns an attribute of an event as text; "" where it is absent."""
+    value = about.get(attribute.name)
+    return "" if value is None else str(value)[:_LONGEST]
+
+
 def facts_of(event: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the attributes of an event as words."""
+    """Yields the attributes of an event as words with units; empty ones are left out."""
     for key, value in event["attributes"].items():
-        shown = rounded(value) if isinstance(value, float) else str(value)[:_LONGEST]
-        yield f"{key[:_LONGEST].removeprefix('train.').replace('.', ' ')} {shown}"
+        size = number(value)
+        unit = _UNITS.get(key, rounded if isinstance(value, float) else None)
+        shown = unit(size) if unit is not None and size is not None else str(value)[:_LONGEST]
+        if shown:
+            word = _WORDS.get(key) or re.sub("[._]", " ", key[:_LONGEST].removeprefix("train."))
+            yield word if value is True and key in _WORDS else f"{word} {shown}"
 
 
 def _ranks(summary: Mapping[str, Any]) -> Iterator[Notice]:

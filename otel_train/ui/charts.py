@@ -15,6 +15,7 @@ COLORS = ("blue", "teal", "violet", "amber", "pink", "green", "brown", "gray")
 _FIXED = {
     "data": "amber", "data_wait": "amber", "forward": "blue", "backward": "teal", "optimizer": "violet", "other": "gray",
     "productive": "blue", "eval": "green", "init": "brown", "checkpoint": "pink", "outside": "violet",
+    "compile": "teal", "restart": "brown", "stalled": "gray",
 }  # fmt: skip
 """A stage has the same colour wherever it appears."""
 _TICKS = 4

@@ -88,6 +88,71 @@ def test_a_run_that_was_killed_says_so_once_with_the_cause(tmp_path: Path) -> No
     assert '<p class="dim">OOM kill</p>' in text
 
 
+def alerted(run: Path, name: str, about: dict[str, Any]) -> None:
+    """Write the one event of a run."""
+    event = {"time_unix_ns": 10**18, "name": name, "attributes": about}
+    (run / "rank0/events.jsonl").write_text(json.dumps(event) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "about", "said"),
+    [
+        (
+            "train.stall",
+            {"train.rank": 0, "train.step.index": 37, "train.stage": "other", "train.loader": "", "train.stall.age": 300.3},
+            "No progress since step 37, between two stages: 5.00 min until this notice.",
+        ),
+        (
+            "train.stall",
+            {"train.rank": 2, "train.step.index": 9, "train.stage": "data", "train.loader": "code", "train.stall.age": 60.0, "train.stall.suspect": True},
+            "Rank 2, which the others wait for, made no progress since step 9, in <code>data</code> of loader <code>code</code>: 60.0 s until this notice.",
+        ),
+        (
+            "train.nonfinite",
+            {"train.step.index": 12, "train.nonfinite.kind": "loss", "name": "loss/chat"},
+            "<code>loss/chat</code> was not finite at step 12.",
+        ),
+        (
+            "train.loader.worker.exit",
+            {"train.step.index": 7, "train.loader": "code", "error.type": "SIGKILL", "train.loader.worker.id": 1, "train.loader.worker.pid": 4711},
+            "Worker 1 (pid 4711) of loader <code>code</code> ended at step 7: SIGKILL. The kernel sends SIGKILL where memory is short.",
+        ),
+        (
+            "train.straggler",
+            {"train.rank": 2, "train.stage": "data", "train.straggler.excess": 0.042, "train.step.index": 187},
+            "Rank 2 was slow at step 187, in <code>data</code>: 42.0 ms more per step than the median rank. The others waited for it.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_notice_says_what_happened_with_its_values(
+    tmp_path: Path, name: str, about: dict[str, Any], said: str
+) -> None:
+    """It was the catalog's sentence on events of its kind, above their attributes without units."""
+    run = leave_run(tmp_path, [3])
+    alerted(run, name, about)
+
+    assert said in page(tmp_path, "r1").text
+
+
+def test_a_finding_about_a_slow_rank_replaces_the_notice_about_it(tmp_path: Path) -> None:
+    """Both said that rank 2 is slow; one about another rank is news."""
+    run = leave_run(tmp_path, [3])
+    finding = {"name": "straggler_bound", "summary": "Rank 2 is slow.", "advice": "", "evidence": {"rank": 2}}
+    say_summary(run, findings=[finding])
+    for rank, notices in ((2, 0), (1, 1)):
+        alerted(run, "train.straggler", {"train.rank": rank, "train.stage": "data"})
+
+        assert page(tmp_path, "r1").text.count("<strong>straggler</strong>") == notices
+
+
+def test_facts_of_an_event_have_units_and_no_empty_values(tmp_path: Path) -> None:
+    """They were: loader, stall age 300."""
+    run = leave_run(tmp_path, [3])
+    alerted(run, "train.stall", {"train.step.index": 37, "train.loader": "", "train.stall.age": 300.0})
+
+    assert "<td>step 37 · without progress for 5.00 min</td>" in page(tmp_path, "r1").text
+
+
 def test_a_run_of_which_another_rank_failed_says_so_on_the_page_of_every_rank(tmp_path: Path) -> None:
     """Ranks that outlive it finish: the page of one of them must not look as if the run went well."""
     run = leave_run(tmp_path, [3])
