@@ -11,11 +11,12 @@ from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from otel_train.agent.messages import RankState
     from otel_train.aggregation.counters import Totals
     from otel_train.aggregation.run_state import RunState
+    from otel_train.aggregation.series_names import Key
     from otel_train.datamodel import Clock
 
 UPDATES_WITHOUT_FORWARD = 10
@@ -51,6 +52,10 @@ _NO_FORWARD = (
     "compiled function around it), or a method other than __call__ that calls no part of the model. If it is in use, "
     "give instrument() the object that the loop calls"
 )
+_NO_FORWARD_IN_TRAINING = (
+    "forwards were seen outside training alone: training calls another object than the model that was given (a copy, a "
+    "wrapper, a compiled function around it). Its time is in `other`; give instrument() the object that the loop calls"
+)
 _TORCH_LATER = (
     "torch was imported after the call of instrument(): nothing of it is measured. Call instrument() after the import, where "
     "the model and the loaders are there"
@@ -81,8 +86,7 @@ def instrumentation_gaps(
     keys = [
         key for n, key in enumerate(totals.names.keys) if n < len(totals.stages) and totals.stages.count(n)
     ]
-    seen = {(key.stage, key.model) for key in keys}
-    stages = {stage for stage, _ in seen}
+    stages = {key.stage for key in keys}
     trained = any(key.stage == "backward" and key.phase == "train" for key in keys)
     # In a program of JAX, forward and backward are inside what is timed.
     kinds = {source.kind for source in totals.names.sources}
@@ -92,7 +96,7 @@ def instrumentation_gaps(
     updated = totals.updates >= UPDATES_WITHOUT_FORWARD
     busy = updated or trained
     models = map(totals.names.models.published, state.models)
-    found = _models(models, seen, stages) if busy and not whole else []
+    found = _models(models, keys) if busy and not whole else []
     found += [_gap("loop", thread, _READS_BESIDE, "ambiguous") for thread in run.loader_threads]
     if busy and not (listed and read):
         found.append(_gap("stage", "data", _NO_BATCH if listed else _NO_LOADER, "unhooked"))
@@ -151,11 +155,16 @@ def _has_no_step(run: RunState, stages: set[str], kinds: set[SourceKind]) -> boo
     return not seen and run.step_source in (StepSource.UNDECIDED, StepSource.BATCH)
 
 
-def _models(models: Iterable[str], seen: set[tuple[str, str]], stages: set[str]) -> list[dict[str, str]]:
+def _models(models: Iterable[str], keys: Sequence[Key]) -> list[dict[str, str]]:
     names = dict.fromkeys(models)  # a model and its compiled form share one
-    if not names and "forward" not in stages:
+    seen = {key.model for key in keys if key.stage == "forward"}
+    if not names and not seen:
         return [_gap("stage", "forward", _NO_MODEL, "unhooked")]
-    return [_gap("model", name, _NO_FORWARD, "never_seen") for name in names if ("forward", name) not in seen]
+    found = [_gap("model", name, _NO_FORWARD, "never_seen") for name in names if name not in seen]
+    training = {key.stage for key in keys if key.phase == "train"}
+    if seen and "backward" in training and "forward" not in training:
+        found.append(_gap("stage", "forward", _NO_FORWARD_IN_TRAINING, "never_seen"))
+    return found
 
 
 def _loaders(totals: Totals, state: RankState) -> list[dict[str, str]]:

@@ -204,6 +204,17 @@ def test_what_could_not_be_seen_is_said(
     assert [(gap["what"], gap["name"]) for gap in gaps] == missing
 
 
+def test_a_model_that_is_evaluated_and_of_which_a_copy_trains_is_said() -> None:
+    """Clients train copies of a global model, and the server evaluates that: forwards of training are in no row."""
+    run = an_account(sources=DATA, stages=("forward", "backward"))
+    run.totals.names.keys[0].phase = "test"
+
+    [thing] = instrumentation_gaps(run, RankState())
+
+    assert (thing["what"], thing["name"], thing["cause"]) == ("stage", "forward", "never_seen")
+    assert thing["reason"].startswith("forwards were seen outside training alone")
+
+
 def test_a_loader_that_gives_no_batch_of_training_is_said() -> None:
     """The loop iterates another object, or its pass began earlier: no wait for data would read as none."""
     run = an_account(sources=DATA, stages=("forward", "backward"))
