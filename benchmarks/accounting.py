@@ -58,7 +58,7 @@ class Edges:
         self._now_ns += after_us * 1000 + self._random.randrange(1000)
 
     def run(self, kind: SourceKind, name: str, flags: int = 0) -> None:
-        """Writes the begin and the end of a stage."""
+        """Writes the start and the end of a stage."""
         source = self.source(kind, name)
         self.edge(Op.BEGIN, source, flags, after_us=_SYNTHETIC_US.get(kind, 50))
         self.edge(Op.END, source)

@@ -334,7 +334,7 @@ def epoch(of: int | None = None) -> Epoch: ...
 @overload
 def epoch(of: Iterable[T]) -> Epochs[T]: ...
 def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
-    """Marks epochs: as a with-block, around an iterable, or by a call at the begin of each.
+    """Marks epochs: as a with-block, around an iterable, or by a call at the start of each.
 
     Where epochs are marked they are counted by the marks and by nothing else; without marks an epoch is a pass of
     the training loader. One ends when the next begins, at the end of its block, or at ``end()`` of what this

@@ -149,9 +149,9 @@ LOADER: Final = Row(
             ],
         ),
         Panel(
-            "Begin of a pass", "lines", "s",
+            "Start of a pass", "lines", "s",
             "Mean time from the ask for a new pass to its first batch, and of a whole pass; over an hour.",
-            "the begin is a large part of the pass: keep the workers (`persistent_workers`)",
+            "the start is a large part of the pass: keep the workers (`persistent_workers`)",
             [Query(_FIRST_BATCH, "{{train_loader}} first batch"), Query(_PASS, "{{train_loader}} pass")],
         ),
     ),

@@ -226,7 +226,7 @@ class Batches:
         opened.add(asked)
 
     def compute(self, source: int = -1, flags: int = 0) -> None:
-        """Handles the begin of a stage that only training and evaluation have; -1: of one that goes on after a pass."""
+        """Handles the start of a stage that only training and evaluation have; -1: of one that goes on after a pass."""
         batch = self.open
         if batch is None:
             if source >= 0 and not self._completes(source, flags):
@@ -268,7 +268,7 @@ class Batches:
             self.open.loader, self.open.fetched = source, True
 
     def epoch(self) -> None:
-        """Handles the begin or the end of an epoch, as the program says it: a batch that was asked for and used is over."""
+        """Handles the start or the end of an epoch, as the program says it: a batch that was asked for and used is over."""
         self.boundary(_SAID)
         if self.open is not None and self.open.passes and self.open.shows:
             self._open(None)

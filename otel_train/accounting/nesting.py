@@ -168,7 +168,7 @@ class Nesting:
         return parts
 
     def begin(self, ns: int, stage: OpenStage) -> None:
-        """Handles the begin of a stage, which is not yet among those that are open."""
+        """Handles the start of a stage, which is not yet among those that are open."""
 
     def end(self, ns: int, stage: OpenStage, op: int, payload: int) -> None:
         """Handles the end of a stage, which is no longer among those that are open; ``stack`` still holds it.

@@ -53,7 +53,7 @@ class BatchPhases:
         waiting: batches before the open one that have not shown what they are for.
         left_over: a pass that has ended with a batch fetched and not used.
         began: there was a request, a computation or a manual mark; what came before was preparation.
-        lead: time at the begin of a step that has neither a batch nor a model's work yet: it may be of none.
+        lead: time at the start of a step that has neither a batch nor a model's work yet: it may be of none.
         trained: there were gradients or updates.
     """
 
@@ -342,7 +342,7 @@ class BatchPhases:
         return Batch(passes, in_hand, items, fetched=fetched, asked_in=batch.asked_in)
 
     def _take_evaluation(self, head: list[Item], batch: Batch) -> list[Item]:
-        """Books evaluation at the begin of a step that has no batch; returns the rest: rule 5.
+        """Books evaluation at the start of a step that has no batch; returns the rest: rule 5.
 
         With a batch in hand a generator's forwards are for the critic, which trains first.
         """

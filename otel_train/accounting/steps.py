@@ -69,7 +69,7 @@ Item: TypeAlias = "tuple[tuple[int, ...], int, int, int, Call, Fetched, tuple[Ho
 intervals, outermost first. A tuple, because every edge makes one, and an object takes eight times as long to make."""
 
 STACK: Final = 0
-"""Calls that count and were open, outermost first; of the begin of a forward also that."""
+"""Calls that count and were open, outermost first; of the start of a forward also that."""
 BEGUN_NS: Final = 1
 """When the time began."""
 NS: Final = 2

@@ -70,7 +70,7 @@ class LazyComponents:
             import_module(name)
 
     def on_opened(self, opened: Opened, *, makes: bool) -> None:
-        """Makes what is wanted from the begin, where ``makes``."""
+        """Makes what is wanted from the start, where ``makes``."""
         self.may_use_trackers = opened.info.rank == 0 and may_use_trackers(self._config)
         if not makes:
             return

@@ -561,7 +561,7 @@ class AgentService:
         self._printed_reports = asked
 
     def _report_stall(self) -> None:
-        """Writes the summary as soon as a stall begins and ends, and logs the begin: rank 0 says it for all."""
+        """Writes the summary as soon as a stall starts and ends, and logs the start: rank 0 says it for all."""
         stall, known = self.run.stall(system_clock()), self._is_stalled
         self._is_stalled = stall is not None
         if self._is_stalled == known:

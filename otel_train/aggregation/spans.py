@@ -72,7 +72,7 @@ class SpanSampler:
         self.slow = 0
         """Slow steps so far."""
         self.captured_ns: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Returns begin and end of the last capture. Polled, because a short capture may be over before a notification."""
+        """Returns start and end of the last capture. Polled, because a short capture may be over before a notification."""
         self._rules = rules
         self._recent = np.zeros(0, dtype=np.int64)
         self._seen = 0

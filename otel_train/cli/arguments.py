@@ -165,7 +165,7 @@ class FormerOption(argparse.Action):
         """Sets the present option."""
         present = f"--{self.dest.replace('_', '-')}"
         complain(f"{option} is now {present}; version 0.2 refuses the former name")
-        setattr(namespace, self.dest, values)
+        setattr(namespace, self.dest, True if self.nargs == 0 else values)
 
 
 def default_run_dir() -> str:

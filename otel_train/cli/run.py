@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from otel_train.cli import complain
+from otel_train.cli.arguments import FormerOption
 from otel_train.config.deprecated import FORMER
 from otel_train.config.settings import DEFAULTS, settings_in, unknown
 from otel_train.config.validation import FILE_VARIABLE, variable_of
@@ -81,7 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--endpoint", metavar="URL", help="OTLP endpoint, such as http://127.0.0.1:4318")
     add("--config", metavar="FILE", help="YAML file with settings")
     add("--no-prometheus", action="store_true", help="do not serve /metrics")
-    add("--no-card", action="store_true", help="do not print the run summary at the end")
+    add("--no-summary", action="store_true", help="do not print the run summary at the end")
+    hidden = argparse.SUPPRESS
+    add("--no-card", dest="no_summary", action=FormerOption, nargs=0, default=False, help=hidden)
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="set any setting; may be repeated")
     rest = argparse.REMAINDER
     add("-m", dest="module", metavar="MODULE", nargs=rest, help="run a module, as python -m does")
@@ -168,7 +171,7 @@ def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
     _refuse_wrong(given, [item.partition("=")[0] for item in args.set])
     if args.no_prometheus:
         given["prometheus"] = "false"
-    if args.no_card:
+    if args.no_summary:
         given["console"] = "false"
     found = {variable_of(name): value for name, value in given.items()}
     if args.config:

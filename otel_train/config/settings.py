@@ -110,6 +110,8 @@ def setting(*, default: T, rule: ValueRule = ValueRule(), secret: bool = False) 
 class Config:
     """The settings of a session. Keywords take precedence over a Config, a Config over the environment, the environment over files.
 
+    Each is explained in docs/reference/settings.md.
+
     Standard ``OTEL_*`` variables (endpoint, headers, protocol, service name) keep their meaning and are
     not repeated here.
 
@@ -163,7 +165,7 @@ class Config:
     """Write ``flight.bin``, a copy of the last steps that survives a crash."""
 
     flight_recorder_events: int = setting(default=1 << 18, rule=PowerOfTwo(1 << 12, 1 << 24))
-    """Begin and end events that the ring buffer of a thread holds; two per stage. A power of two from 4096 to 16777216."""
+    """Start and end events that the ring buffer of a thread holds; two per stage. A power of two from 4096 to 16777216."""
 
     trace_slow_factor: float = setting(default=2.0, rule=MoreThan(1))
     """Keep the trace of a step that takes this many times the median step. More than 1."""
@@ -200,7 +202,7 @@ class Config:
     """Most bytes in the run directory per rank, ``flight.bin`` included. At least 16 MiB."""
 
     cuda_timing: str = setting(default="events", rule=OneOf("events", "sync", "off"))
-    """Device time: ``events`` (CUDA events, read later), ``sync`` (synchronises at begin and end of each stage: slow) or ``off``."""
+    """Device time: ``events`` (CUDA events, read later), ``sync`` (synchronises at start and end of each stage: slow) or ``off``."""
 
     hardware: str = setting(default="auto", rule=ChoiceOrAddress("auto", "on", "off"))
     """Utilisation, power and temperature of GPUs from NVML: ``auto`` (if no DCGM exporter answers at 127.0.0.1:9400), ``on``,
@@ -229,8 +231,8 @@ class Config:
     profiler_every: str = setting(
         default="", rule=NamedNumbers(ProfilerEvery, minutes=(0, 1e9), epoch=(1, math.inf))
     )
-    """Captures by schedule, on all ranks: every ``steps=500`` steps, at the begin of every ``epochs=2`` epochs, every
-    ``minutes=30``, or at the begin of given epochs, ``epoch=1,epoch=3``; separated by commas. Empty: none."""
+    """Captures by schedule, on all ranks: every ``steps=500`` steps, at the start of every ``epochs=2`` epochs, every
+    ``minutes=30``, or at the start of given epochs, ``epoch=1,epoch=3``; separated by commas. Empty: none."""
 
     profiler_activities: str = setting(default="cpu,cuda", rule=SomeOf(*ACTIVITIES))
     """Activities to record, of ``cpu``, ``cuda``, ``xpu``, ``mtia``. Unavailable ones are skipped and logged."""

@@ -186,7 +186,7 @@ class Stragglers:
 def compare(
     begun: Mapping[int, RankReport], now: Mapping[int, RankReport], *, shown: Sequence[int] = ()
 ) -> Window | None:
-    """Evaluates one window, from the reports of the same ranks at its begin and end.
+    """Evaluates one window, from the reports of the same ranks at its start and end.
 
     None if a rank evaluated or saved in it and the steps are unequal: the others may have waited for that. None as well if the device
     time of a rank is known since then. As long as that of any is not, the time of the hosts is compared.

@@ -1,4 +1,4 @@
-"""Records device events at begin and end of stages, in a sample of the steps, and reads them later."""
+"""Records device events at start and end of stages, in a sample of the steps, and reads them later."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class DeviceTimer:
 
     ``edge`` takes the place of ``recorder.edge``. Until ``poll`` has seen that a device is in use, and in
     every other thread, it does nothing of its own. The event of an end is recorded before the edge and that
-    of a begin after it, so the host times of a reading lie within its occurrence.
+    of a start after it, so the host times of a reading lie within its occurrence.
 
     A fault of the driver never reaches training: it switches the timer off, and ``poll`` raises it.
 

@@ -90,7 +90,7 @@ class FlopCount:
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """Begin and end of the counted step; (0, 0) without one."""
+        """Start and end of the counted step; (0, 0) without one."""
         return self._scheduler.within_ns
 
     def poll(self, *, free: bool) -> None:

@@ -360,7 +360,7 @@ class Capturing(CaptureEndpoint):
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """Begin and end of the last recording; (0, 0) without one."""
+        """Start and end of the last recording; (0, 0) without one."""
         return self.controller.scheduler.within_ns
 
     def show_block(self) -> None:

@@ -125,7 +125,7 @@ class StepScheduler:
     The service thread arms it and takes the recording. Everything else runs on the training thread, at its own events. A
     fault of the profiler ends the capture with a problem and does not reach the program.
 
-    ``begun_ns`` is the begin of the recording, ``first_ns`` an instant in the first step that began after arming, 0 before
+    ``begun_ns`` is the start of the recording, ``first_ns`` an instant in the first step that began after arming, 0 before
     that; ``first_number`` is the number of that step, set later by the service thread.
     """
 
@@ -167,7 +167,7 @@ class StepScheduler:
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """Begin and end of the last recording, or a distant end while it runs; (0, 0) without one."""
+        """Start and end of the last recording, or a distant end while it runs; (0, 0) without one."""
         return (self.begun_ns, self._ended_ns or _NEVER_NS) if self.begun_ns else (0, 0)
 
     def abort(self, why: str) -> None:

@@ -189,7 +189,7 @@ def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any
         most: entries at most.
 
     Returns:
-        ``shapes`` (JSON: one list per input, empty for what is no tensor), ``count``, and ``seconds`` from begin to
+        ``shapes`` (JSON: one list per input, empty for what is no tensor), ``count``, and ``seconds`` from start to
         end. Empty where the operator does not occur or shapes were not recorded.
 
     Raises:

@@ -211,7 +211,7 @@ def top_ops(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, Any]]:
     """Returns the operators of the host in the steps, by the time spent in them and in no operator below.
 
     Calls of the CUDA runtime count to the operator that makes them, unless they wait for the device.
-    ``seconds`` is self time, ``total_seconds`` the time from begin to end; an operator that calls itself
+    ``seconds`` is self time, ``total_seconds`` the time from start to end; an operator that calls itself
     directly counts once. ``share`` is of the self time of all operators.
     """
     calls, spans = timeline.calls, timeline.trace.spans

@@ -47,7 +47,7 @@ class MlflowTracker:
         self._settings = settings
         self._own = ""
         self._uris: dict[str, str | None] = {}  # by run
-        self._lasted_ms: dict[str, tuple[int, int]] = {}  # runs that have ended: Unix time of begin and end
+        self._lasted_ms: dict[str, tuple[int, int]] = {}  # runs that have ended: Unix time of start and end
         self._clients: dict[str | None, Any] = {}  # by store
         self._before = self._of_training("_last_active_run_id")  # ended before any row
 

@@ -77,7 +77,7 @@ class StepWindows:
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
         self._due: list[StepWindow] = []
-        self._since_ns = -1  # end of the last window, or begin of the first step
+        self._since_ns = -1  # end of the last window, or start of the first step
         self._open = StepWindow(0, 0, 0.0, None, None)
 
     def take(self) -> list[StepWindow]:

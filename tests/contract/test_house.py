@@ -278,7 +278,7 @@ STILL_USED: dict[str, tuple[int, int, int, int]] = {
     "pump(?:s|ed|ing)?": (1, 0, 0, 1),  # a key of version 1 of summary.json
     "verdicts?": (1, 0, 0, 1),  # as above
     "(?<!volume )claim(?:s|ed|ing)?": (1, 0, 0, 1),  # as above
-    "cards?": (2, 1, 0, 1),  # the flag --no-card
+    "cards?": (1, 0, 0, 1),  # the flag --no-card
     "lean": (1, 0, 0, 1),  # a former value of export_profile
     "(?<!\\.)(?<!compare )digests?(?! size)": (2, 0, 0, 0),  # former settings
     "by hand": (1, 0, 0, 0),

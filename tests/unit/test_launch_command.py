@@ -61,7 +61,7 @@ def test_what_comes_after_the_program_is_the_programs_own(words: Sequence[str]) 
 
 def test_options_are_settings_and_any_setting_is_an_option() -> None:
     """Who cannot touch the code sets everything from outside."""
-    args = parsed("--run-name", "a b", "--no-card", "--no-prometheus", "--endpoint", "http://c:4318",
+    args = parsed("--run-name", "a b", "--no-summary", "--no-prometheus", "--endpoint", "http://c:4318",
                   "--config", "a.yaml", "--set", "export_interval_s=5", "--set", "run_dir=x=y", "train.py")  # fmt: skip
 
     assert run_command.settings_of(args) == {
@@ -69,6 +69,13 @@ def test_options_are_settings_and_any_setting_is_an_option() -> None:
         "OTEL_TRAIN_EXPORT_INTERVAL_S": "5", "OTEL_TRAIN_RUN_DIR": "x=y",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRAIN_CONFIG": "a.yaml",
     }  # fmt: skip
+
+
+def test_the_former_name_of_an_option_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Until version 0.2, for scripts that have it."""
+    assert run_command.settings_of(parsed("--no-card", "train.py")) == {"OTEL_TRAIN_CONSOLE": "false"}
+    assert "is now --no-summary" in capsys.readouterr().err
+    assert run_command.settings_of(parsed("train.py")) == {}
 
 
 @pytest.mark.parametrize("item", ["export_every", "no_such=1", "=3"])
