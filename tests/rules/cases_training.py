@@ -121,37 +121,48 @@ CASES = (
         ),
     ),
     Case(
-        "steps of seven minutes wait for data a third of the time, in another run a tenth",
+        "steps of seven minutes wait for data a third of the time, in another run a tenth; shorter ones begin to wait after an hour",
         60,
         {
             f'train_run_status{{train_run_id="{run}",train_run_state="training"}}': "1x140"
-            for run in ("r", "fed")
+            for run in ("r", "fed", "later")
         },
         (
             quiet("TrainInputBound", 30),
             fires("TrainInputBound", 60, "30%", train_run_id="r", train_phase="train"),
+            fires("TrainInputBound", 75, "30%", train_run_id="r", train_phase="train"),
+            Expectation(
+                "TrainInputBound",
+                84,
+                tuple(({"train_run_id": run, "train_phase": "train"}, "30%") for run in ("r", "later")),
+            ),
             fires("TrainInputBound", 120, "30%", train_run_id="r", train_phase="train"),
         ),
         tuple(
-            Durations(
-                metric,
-                f'train_run_id="{run}",train_phase="train",train_loader="main"{more}',
-                rare(seconds, 7, 20),
+            Durations(metric, f'train_run_id="{run}",train_phase="train",train_loader="main"{more}', parts)
+            for run, *series in (
+                ("r", rare(126, 7, 20), rare(280, 7, 20), rare(420, 7, 20)),
+                ("fed", rare(42, 7, 20), rare(364, 7, 20), rare(420, 7, 20)),
+                ("later", rare(9, 3, 20) + rare(54, 3, 12), rare(100, 3, 32), rare(180, 3, 32)),
             )
-            for run, wait_s in (("r", 126), ("fed", 42))
-            for metric, more, seconds in ((STAGE, ',train_stage="data"', wait_s), (STEP, "", 420))
+            for (metric, more), parts in zip(
+                ((STAGE, ',train_stage="data"'), (STAGE, ',train_stage="forward"'), (STEP, "")),
+                series,
+                strict=True,
+            )
         ),
     ),
     Case(
-        # `once` has one step of 20 minutes; `last` ends with one, and evaluates.
-        "steps of seven minutes take ten; in other runs one step takes twenty",
+        # `once` has one step of 20 minutes; `last` ends with one, and evaluates. Steps of three minutes are judged by five.
+        "steps of seven minutes take ten, shorter ones a third longer; in other runs one step takes twenty",
         60,
         {
             f'train_run_status{{train_run_id="{run}",train_run_state="training"}}': "1x400"
-            for run in ("r", "once", "last")
+            for run in ("r", "once", "last", "shorter")
         },
         (
             quiet("TrainStepTimeRegression", 280),
+            fires("TrainStepTimeRegression", 304, "4m 10s", train_run_id="shorter", train_phase="train"),
             fires("TrainStepTimeRegression", 340, "10m 0s", train_run_id="r", train_phase="train"),
             *(
                 fires("TrainStepTimeRegression", at, "10m 0s", train_run_id="r", train_phase="train")
@@ -164,6 +175,7 @@ CASES = (
                 ("r", rare(420, 7, 40) + rare(600, 10, 12)),
                 ("once", rare(420, 7, 40) + rare(1200, 20, 1) + rare(420, 7, 14)),
                 ("last", rare(420, 7, 40) + rare(1200, 20, 1) + [(1200, 0, 100)]),
+                ("shorter", rare(180, 3, 95) + rare(250, 4, 8)),
             )
         ),
     ),
@@ -224,8 +236,9 @@ CASES = (
         {f"train_profiler_active{{{R}}}": "0x420 1x40"},
         (
             quiet("TrainStepTimeRegression", 100),
-            quiet("TrainStepTimeRegression", 395),
+            quiet("TrainStepTimeRegression", 408),
             fires("TrainStepTimeRegression", 418, "150ms", train_run_id="r", train_phase="train"),
+            fires("TrainStepTimeRegression", 425, "150ms", train_run_id="r", train_phase="train"),
             quiet("TrainStepTimeRegression", 435),
         ),
         (
@@ -352,7 +365,7 @@ CASES = (
         (
             fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
             fires("TrainInputBound", 35, "21%", train_run_id="r", train_phase="train"),
-            quiet("TrainInputBound", 55),
+            quiet("TrainInputBound", 42),
         ),
         (
             Durations(
