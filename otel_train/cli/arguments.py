@@ -208,8 +208,8 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
     if asked is None:
         return found
     if asked not in found:
-        ranks = ", ".join(map(str, found))
-        raise RunDirectoryError(f"{run}: rank {asked} has no {file_name}. Ranks that have one: {ranks}")
+        said = f"{run}: rank {asked} has no {file_name}. Ranks that have one: {listed(list(found))}"
+        raise RunDirectoryError(said)
     return {asked: found[asked]}
 
 
@@ -281,6 +281,11 @@ def in_processes(work: Callable[[Item], Document], ranks: Collection[Item]) -> l
 
 def named_ranks(ranks: Sequence[int]) -> str:
     """Returns the words for some ranks in ascending order, such as ``ranks 0-7, 12``; of many groups the first are named."""
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {listed(ranks)}"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Returns the numbers of ``named_ranks`` alone."""
     groups: list[list[int]] = []
     for rank in ranks:
         if groups and rank == groups[-1][-1] + 1:
@@ -289,7 +294,7 @@ def named_ranks(ranks: Sequence[int]) -> str:
             groups.append([rank])
     shown, rest = groups[:_MOST_NAMED], sum(map(len, groups[_MOST_NAMED:]))
     words = ", ".join(f"{each[0]}-{each[-1]}" if each[1:-1] else ", ".join(map(str, each)) for each in shown)
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {words}{f' and {rest} more' if rest else ''}"
+    return f"{words}{f' and {rest} more' if rest else ''}"
 
 
 def ranks_present(documents: Sequence[Mapping[str, Any]]) -> str:
@@ -304,7 +309,7 @@ def one_rank(target: str | None, args: argparse.Namespace) -> tuple[int, Path]:
     ranks, asked = rank_folders(run), _named_rank(target, args.rank)
     rank = min(ranks, default=0) if asked is None else asked
     if rank not in ranks:
-        raise RunDirectoryError(f"{run}: has no rank {rank}. Ranks: {', '.join(map(str, ranks)) or 'none'}")
+        raise RunDirectoryError(f"{run}: has no rank {rank}. Ranks: {listed(list(ranks)) or 'none'}")
     return rank, ranks[rank]
 
 

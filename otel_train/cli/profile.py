@@ -144,7 +144,7 @@ def _chosen(args: argparse.Namespace) -> dict[int, Path]:
         raise ConfigError(f"--ranks {args.ranks!r}: expected numbers, such as 0,3, or all") from None
     for rank in wanted:
         if rank not in live:
-            raise RunDirectoryError(f"no rank {rank}. Ranks: {', '.join(map(str, live))}")
+            raise RunDirectoryError(f"no rank {rank}. Ranks: {arguments.listed(list(live))}")
     return {rank: live[rank] for rank in wanted}
 
 

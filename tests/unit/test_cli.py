@@ -576,6 +576,17 @@ def test_a_rank_that_left_nothing_is_named(run_of_two: Path, words: list[str], c
     ).refused
 
 
+@pytest.mark.parametrize("command", ["summary", "export", "compare"])
+def test_of_many_ranks_a_message_names_groups(run_of_two: Path, command: str, cli: Cli) -> None:
+    """It had four thousand numbers, and lost the last of them where it was cut."""
+    for rank in (*range(2, 900), 1000):
+        (run_of_two / f"rank{rank}").mkdir()
+        (run_of_two / f"rank{rank}/summary.json").touch()
+    runs = [run_of_two] * (2 if command == "compare" else 1)
+
+    assert cli(command, *runs, "--rank", "950").refused.endswith(": 0-899, 1000\n")
+
+
 def process_of(folder: Path) -> int:
     """Reads a rank, as a postmortem does; gives the process that did."""
     if folder.name == "rank3":
