@@ -59,7 +59,8 @@ class ProcessReader:
             builder.put(c.HOST_MEMORY_LIMIT, memory[1])
 
     def _write_process(self, builder: MetricBuilder) -> None:
-        builder.put(c.PROCESS_MEMORY_USAGE, self._process.memory_info().rss)
+        if resident := self._process.memory_info().rss:  # a zombie has none
+            builder.put(c.PROCESS_MEMORY_USAGE, resident)
         times = self._process.cpu_times()
         builder.put(c.PROCESS_CPU_TIME, times.user, "user")
         builder.put(c.PROCESS_CPU_TIME, times.system, "system")

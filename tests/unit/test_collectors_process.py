@@ -76,6 +76,19 @@ def test_a_process_that_is_gone_has_no_memory(tmp_path: Path) -> None:
     assert ProcessReader(tmp_path).rss_of(os.getpid()) > MIB
 
 
+def test_a_process_that_has_ended_and_was_not_waited_for_writes_no_memory(tmp_path: Path) -> None:
+    """A zombie has 0 B: the page of a killed run showed that as its memory at the end."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    builder = MetricBuilder()
+    ProcessReader(tmp_path, pid=pid).write(builder)
+    os.waitpid(pid, 0)
+
+    assert c.PROCESS_MEMORY_USAGE.name not in {family.metric.name for family in builder.families()}
+
+
 def memories(
     clock: FakeClock,
     *,
