@@ -34,7 +34,7 @@ def ledger(reclaimed: ReclaimedTime, *lasted_ns: int) -> dict[Activity, int]:
 
 
 def test_the_time_of_a_stall_goes_to_its_own_activity() -> None:
-    """Hours of hanging must not read as productive; what came before and after stays what it was."""
+    """Hours of hanging must not read as productive, from the last progress on; what came before and after stays what it was."""
     reclaimed = ReclaimedTime()
     stalls = Stalls(0, 300, reclaimed)
     stalls.progress(seconds(10))
@@ -43,7 +43,7 @@ def test_the_time_of_a_stall_goes_to_its_own_activity() -> None:
 
     found = ledger(reclaimed, seconds(10), seconds(500), seconds(5))
 
-    assert found == {Activity.PRODUCTIVE: seconds(315), Activity.STALLED: seconds(200)}
+    assert found == {Activity.PRODUCTIVE: seconds(15), Activity.STALLED: seconds(500)}
 
 
 def test_time_that_is_accounted_later_is_found_as_well() -> None:
