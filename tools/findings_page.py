@@ -17,21 +17,26 @@ END = "<!-- End of the generated table. -->"
 
 
 def table() -> str:
-    """Returns the rules as Markdown: name, condition, evidence, remedy."""
+    """Returns the rules as Markdown: a table of names, conditions and remedies, then the names of the evidence."""
     groups = (
         ("Main findings, the costliest first", LEADING_RULES),
         ("Main finding if none of those applies, in this order", LIMIT_RULES),
         ("Additional findings, in this order", SIDE_RULES),
     )
-    rows = ["| Finding | Condition | Evidence | Remedy |", "| --- | --- | --- | --- |"]
+    rows = ["| Finding | Condition | Remedy |", "| --- | --- | --- |"]
     for heading, rules in groups:
-        rows += [f"| **{heading}** | | | |", *map(_row, rules)]
-    return "\n".join(rows)
+        rows += [f"| **{heading}** | | |", *map(_row, rules)]
+    evidence = [_evidence(rule) for _, rules in groups for rule in rules]
+    return "\n".join([*rows, "", "Evidence that a finding has:", "", *evidence])
 
 
 def _row(rule: Rule) -> str:
-    evidence = ", ".join(name if "`" in name else f"`{name}`" for name in rule.evidence)
-    return f"| `{rule.name}` | {rule.when} | {evidence} | {rule.fix} |"
+    return f"| `{rule.name}` | {rule.when} | {rule.fix} |"
+
+
+def _evidence(rule: Rule) -> str:
+    names = ", ".join(name if "`" in name else f"`{name}`" for name in rule.evidence)
+    return f"- **{rule.name}**: {names}"
 
 
 def page() -> str:
