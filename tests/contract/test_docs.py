@@ -231,6 +231,34 @@ def test_the_ten_line_start_runs_and_is_observed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("fix-a-bottleneck", ["-m", "otel_train", "run", "train.py", "0"]),
+        ("dataloader-bottleneck", ["train.py"]),
+    ],
+)
+def test_the_example_of_a_slow_loader_has_the_finding_on_its_page(
+    page: str, words: list[str], tmp_path: Path
+) -> None:
+    """A reader runs it and compares: the number of milliseconds is the machine's, the rest is not."""
+    path = ROOT / f"docs/howto/{page}.md"
+    (tmp_path / "train.py").write_text(blocks(path, "python")[0], encoding="utf-8")
+    printed = printed_by(
+        *words, environ=environment(OTEL_TRAIN_PROMETHEUS_ADDRESS="127.0.0.1:0"), folder=tmp_path
+    )
+    (summary,) = tmp_path.glob("runs/*/rank0/summary.json")
+    finding = json.loads(summary.read_text(encoding="utf-8"))["findings"][0]
+
+    assert (finding["name"], finding["loader"]) == ("input_bound", "train")
+    for text in ("input_bound", "Training waits for loader `train`: ", "(num_workers=0): DataLoader(..."):
+        assert text in blocks(path, "text")[0]
+    if page == "dataloader-bottleneck":
+        assert printed.splitlines()[0] == blocks(path, "text")[0].splitlines()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_tutorial_counts_what_it_says(tmp_path: Path) -> None:
     """The page says 384 training batches and 12 of evaluation: a reader compares."""
     script = blocks(ROOT / "docs/tutorial/first-run.md", "python")[0]
