@@ -345,7 +345,7 @@ class AgentService:
         self._anchor = hello.anchor
         self._profile = profile_of(hello.config, self.info)
         self._printed_reports = 0
-        self._is_stalled = False
+        self._is_stalled, self._summary_due_s = False, 0.0
         self.end_cause = ""
         """What ended the process, or what the run failed by; "" for nothing, or where that is not known."""
         self.run = self._run_state()
@@ -427,7 +427,7 @@ class AgentService:
             ),
             PeriodicTask(self._value_reader.emit_events, values_guard, 0.0),
             PeriodicTask(self._report_stall, summary_guard, 0.0),
-            PeriodicTask(self._write_summary, summary_guard, tuned.summary_interval_s),
+            PeriodicTask(self._write_summary_if_due, summary_guard, 0.0),
             PeriodicTask(lambda: self.captures.poll(run, loop.read_rings), Guard("captures"), 0.0),
             PeriodicTask(self.ranks.poll, Guard("ranks"), 0.0),
             PeriodicTask(self._log_progress, Guard("console"), 0.0),
@@ -571,6 +571,13 @@ class AgentService:
             look = f". otel-train postmortem {run} has the last steps of all ranks" if run else ""
             _log.warning("No progress for %s, %s%s", duration(stall["seconds"]), stalled_at(stall), look)
         self._write_summary()
+
+    def _write_summary_if_due(self) -> None:
+        """Writes it after 1, 2, 4 seconds and so on, up to its interval: a run that has just begun is looked at."""
+        age_s = (system_clock() - self._anchor.clock_ns) / NS_PER_S
+        if age_s >= self._summary_due_s:
+            self._summary_due_s = age_s + min(self._config.tuned().summary_interval_s, max(1.0, age_s))
+            self._write_summary()
 
     def _write_summary(self) -> None:
         if not self.run.closed:  # the final one follows

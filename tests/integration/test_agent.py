@@ -524,6 +524,28 @@ def test_a_run_that_hangs_says_so_while_it_does_and_all_of_the_silence_is_stalle
     assert ended["activities"]["stalled"] == pytest.approx(silent_s, abs=0.5)
 
 
+def test_the_summary_of_a_run_that_has_just_begun_is_written_within_seconds(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """It had the state of the first half second for 30 seconds: "other 100 %", and too early to say."""
+    process = begin(
+        """
+        start()
+        say("trains")
+        while True:
+            train(0.002)
+        """
+    )
+    assert line(process) == "trains"
+
+    def trained() -> bool:
+        written = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/rank0/summary.json")]
+        return any(each["steps"].get("train", 0) > 200 for each in written)
+
+    until(trained, "200 steps are in the summary", seconds=15)
+    process.kill()
+
+
 def test_metrics_are_served_while_the_interpreter_is_held(begin: Begin, tmp_path: Path) -> None:
     """A call that hangs in C with the lock held: nothing of the program runs, and everything is still exported."""
     from urllib.request import urlopen
