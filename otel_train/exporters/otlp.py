@@ -281,7 +281,8 @@ class OtlpExporter:
                 suspect = lane.server_errors >= SUSPECT_AFTER
                 delivery = deliver(lane.queue, lane.signal, self._transport, timeout_s, suspect=suspect)
             except Exception as error:  # noqa: BLE001 - an error must not end the thread
-                _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
+                if lane.failing_since_s is None:  # once: it is tried again and again
+                    _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
                 delivery = Delivery(retry(f"was not asked ({type(error).__name__})"))
             self._record(lane, delivery)
             lane.asking_since_s = math.inf

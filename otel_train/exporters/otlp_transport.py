@@ -503,8 +503,10 @@ class GrpcClient:
             # A file of a certificate, which may just be replaced, or a proxy.
             return retry(why(f"{type(error).__name__}: {error}", tls=True))
         call = self._channel.unary_unary(_METHODS[self._signal])
+        headers = self._target.headers.items()
+        metadata = [(name, value.encode() if name.endswith("-bin") else value) for name, value in headers]
         try:
-            response = call(request, timeout=timeout_s, metadata=tuple(self._target.headers.items()))
+            response = call(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             code = error.code()
             if code is grpc.StatusCode.UNAVAILABLE:

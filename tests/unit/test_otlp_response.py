@@ -577,6 +577,12 @@ def test_grpc_statuses_mean_the_same(status: str, result: ExportResult) -> None:
         assert received.requests == 1
 
 
+def test_a_binary_header_is_sent_over_grpc() -> None:
+    """The library refuses text in one, with a TypeError at each request."""
+    with grpc_receiver() as received:
+        assert asked(received.endpoint, "grpc", headers="tenant-bin=a%20b").result is ACCEPTED
+
+
 def test_a_connection_of_grpc_to_a_host_that_is_gone_is_given_up() -> None:
     """All ranks of a process share it, and each would wait for the kernel: for a quarter of an hour."""
     with grpc_receiver() as received, closing(to(received.endpoint, "grpc")) as transport:

@@ -187,6 +187,25 @@ def test_a_fault_in_a_transport_does_not_end_the_thread(make: Make) -> None:
     until(lambda: set(collector.got) == {metrics(), SPANS})
 
 
+def test_a_fault_in_a_transport_is_logged_once_while_it_lasts(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of its tries had a traceback of thirty lines, once a second."""
+
+    class Broken(Collector):
+        def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
+            raise TypeError("a header")
+
+    clock = Time()
+    sender = make(Broken(), clock)
+    for count in range(1, 5):
+        clock.now_s += 100
+        sender.put("metrics", metrics())
+        until(lambda count=count: sender.failures == count)  # type: ignore[misc]  # a default binds it
+
+    assert caplog.text.count("Traceback") == 1
+
+
 def test_a_collector_is_left_alone_as_long_as_it_asks(make: Make) -> None:
     """An overloaded collector that is asked all the same stays overloaded."""
     collector, clock = Collector(retry("answers 429", 40)), Time()
