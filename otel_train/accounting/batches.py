@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from otel_train.accounting.nesting import DATA, FORWARD, GRADIENTS
 from otel_train.accounting.steps import (
     BEGUN_NS,
+    CALL,
     FORWARDS,
     GRADIENTS_MADE,
     NS,
@@ -143,6 +144,11 @@ class Batch:
     def has_forward(self) -> bool:
         """A forward began in it."""
         return any(item[SHOWS] in FORWARDS for item in self.items)
+
+    @property
+    def has_raised(self) -> bool:
+        """A call in it ended by an exception."""
+        return any((call := item[CALL]) is not None and call[3] for item in self.items)
 
     @property
     def is_over(self) -> bool:

@@ -300,6 +300,7 @@ class BatchPhases:
         if last >= 0:
             waiting, self.waiting = self.waiting, []
             self._set_training(batch)
+            waiting = self._take_looks(waiting, batch, items[:last])
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
                 trains = not self._evaluates_before(before, batch) and any(map(_SHOWN, before.items))
                 self._book_batch(before, TRAIN if trains else -1)
@@ -310,6 +311,29 @@ class BatchPhases:
             self._set_phase(batch, TRAIN)
             return head, items[last + 1 :]
         return [], items
+
+    def _take_looks(self, waiting: list[Batch], batch: Batch, head: list[Item]) -> list[Batch]:
+        """Books forwards by which the model was tried before anything trained as evaluation; returns the other batches: rule 3.
+
+        The batch that trains has a forward of that model of its own.
+        """
+        if self.trained or self._decision.manual or not batch.passes:
+            return waiting
+        shows = list(map(_SHOWN, head))
+        first = shows.index(GRADIENTS_MADE) if GRADIENTS_MADE in shows else len(head)
+        own = {item[STACK][-1] for item in head[:first] if item[SHOWS] == FORWARD_GRAD}
+        kept: list[Batch] = []
+        for before in waiting:
+            tried = {item[STACK][-1] for item in before.items if item[SHOWS] in FORWARDS}
+            if tried and tried <= own and before.is_over and not before.has_raised:
+                items = [
+                    (*item[:SHOWS], FORWARD_NO_GRAD, *item[CALL:]) if item[SHOWS] in FORWARDS else item
+                    for item in before.items
+                ]
+                self._judge_rest(before, items, of_step=False, trained=False)
+            else:
+                kept.append(before)
+        return kept
 
     def _evaluates_before(self, before: Batch, batch: Batch) -> bool:
         """Returns whether a name says that a batch evaluates, and what trains after it is of another pass: rule 3."""
@@ -439,7 +463,7 @@ class BatchPhases:
 
     def _is_given_up(self, batch: Batch) -> bool:
         """Returns whether the loop has given up a step before its backward: of a pass that has trained, or where the model raised."""
-        return batch.shown == TRAIN or any((call := item[CALL]) and call[3] for item in batch.items)
+        return batch.shown == TRAIN or batch.has_raised
 
     def close(self) -> None:
         """Books the batches that wait: nothing more comes."""

@@ -159,6 +159,18 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("an update after a slow pass is that of all its gradients",
          Tape().repeat(3, lambda t: t.repeat(4, lambda t: t.micro().spend(2 * 10**9)).stop().update().validate(1)),
          durations=[4 * (MICRO + 2 * 10**9) + 7] * 3, evals=[16] * 3, partial=[]),
+    # ``print(model(batch).shape)``, or a forward that makes lazy parameters.
+    loop("a forward with gradients before the first pass that trains is evaluation, and what follows it is of no step",
+         Tape().forward().spend(50).repeat(2, Tape.step).stop(), durations=[STEP] * 2, evals=[20],
+         activity={"data_wait": 15, "productive": 114, "eval": 20, "outside": 50}),
+    loop("so it is on a batch of another pass",
+         Tape().ask(iterator=1).dispose("code", 1).forward().spend(50)
+         .repeat(2, lambda t: t.ask(iterator=2).forward().backward().update()).stop(iterator=2), evals=[20],
+         durations=[5 + STEP, STEP], activity={"data_wait": 20, "productive": 114, "eval": 20, "outside": 50}),
+    loop("a forward of the pass that trains is of its step",
+         Tape().ask().forward().step().stop(), durations=[25 + STEP], evals=[]),
+    loop("the forward of an encoder is of the step of its head",
+         Tape().forward(8, "encoder").ask().forward().backward().update().stop(), durations=[8 + STEP], evals=[]),
     # Saving is neither this step nor the next.
     loop("a checkpoint after an update closes the step",
          times(2, lambda t: t.step().run(CHECKPOINT, "checkpoint", 100)).stop(), durations=[STEP] * 2,

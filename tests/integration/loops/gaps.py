@@ -376,6 +376,21 @@ def a_look_at_the_first_batch(watch: Watch) -> None:
 
 
 @timed
+def a_look_with_gradients_on(watch: Watch) -> None:
+    """`print(model(batch).shape)` before the loop, in training mode and with gradients on: that batch trains nothing."""
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5}, owners=False)
+    truth.at(EVAL, "train")
+    for batch in train:
+        truth.batch("train")
+        truth.forward(EVAL)
+        model(batch[0])
+        break
+    truth.step(EVAL)
+    truth.sleep(SAVING_S, "outside")
+    truth.train_on(model, optimizer, train)
+
+
+@timed
 def a_curriculum_of_loaders(watch: Watch) -> None:
     """Every epoch has a loader of its own, with larger batches: one place in the program, one name."""
     truth = watch.truth(names=1)
