@@ -326,14 +326,18 @@ class BatchPhases:
         for before in waiting:
             tried = {item[STACK][-1] for item in before.items if item[SHOWS] in FORWARDS}
             if tried and tried <= own and before.is_over and not before.has_raised:
-                items = [
-                    (*item[:SHOWS], FORWARD_NO_GRAD, *item[CALL:]) if item[SHOWS] in FORWARDS else item
-                    for item in before.items
-                ]
-                self._judge_rest(before, items, of_step=False, trained=False)
+                self._book_tried(before)
             else:
                 kept.append(before)
         return kept
+
+    def _book_tried(self, batch: Batch) -> None:
+        """Books forwards with gradients as evaluation: no backward comes."""
+        items = [
+            (*item[:SHOWS], FORWARD_NO_GRAD, *item[CALL:]) if item[SHOWS] in FORWARDS else item
+            for item in batch.items
+        ]
+        self._judge_rest(batch, items, of_step=False, trained=False)
 
     def _evaluates_before(self, before: Batch, batch: Batch) -> bool:
         """Returns whether a name says that a batch evaluates, and what trains after it is of another pass: rule 3."""
@@ -456,7 +460,10 @@ class BatchPhases:
                 self._book.apart(batch.items, Activity.OUTSIDE)
             elif ready or full:
                 evaluates = forward and (trains or self._decision.manual) and not self._is_given_up(batch)
-                self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
+                if evaluates and not batch.origins:
+                    self._book_tried(batch)
+                else:
+                    self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
             else:
                 kept.append(batch)
         self.waiting = kept

@@ -163,6 +163,9 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("a forward with gradients before the first pass that trains is evaluation, and what follows it is of no step",
          Tape().forward().spend(50).repeat(2, Tape.step).stop(), durations=[STEP] * 2, evals=[20],
          activity={"data_wait": 15, "productive": 114, "eval": 20, "outside": 50}),
+    loop("so it is before an evaluation",
+         Tape().forward().spend(50).validate(1).spend(9).step().stop(), durations=[STEP], evals=[20, 16],
+         activity={"data_wait": 10, "productive": 57, "eval": 20 + 21, "outside": 59}),
     loop("so it is on a batch of another pass",
          Tape().ask(iterator=1).dispose("code", 1).forward().spend(50)
          .repeat(2, lambda t: t.ask(iterator=2).forward().backward().update()).stop(iterator=2), evals=[20],
