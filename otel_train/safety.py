@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -22,12 +23,38 @@ if TYPE_CHECKING:
 log = logging.getLogger("otel_train")
 
 
+_TAKEN_MS: Final = 500.0
+"""Longest that a thread of ours waits for a stream to take a log record. The main thread does not wait."""
+
+
 class _ContainedLogger(logging.Logger):
-    """Logger that drops exceptions of handlers. If standard error is closed, ``logging`` raises too."""
+    """Logger that drops exceptions of handlers. If standard error is closed, ``logging`` raises too.
+
+    It drops records for which a handler would wait: a pipe may be full, and its reader stopped. A handler that waits holds
+    its lock, and ``logging`` takes that lock at the end of the program.
+    """
 
     def handle(self, record: logging.LogRecord) -> None:
         with suppress(Exception):
-            super().handle(record)
+            if all(_takes_text(handler) for handler in self._all_handlers()):
+                super().handle(record)
+
+    def _all_handlers(self) -> list[logging.Handler]:
+        found, logger = [*self.handlers], self.parent if self.propagate else None
+        while logger is not None:
+            found += logger.handlers
+            logger = logger.parent if logger.propagate else None
+        return found or [each for each in (logging.lastResort,) if each is not None]
+
+
+def _takes_text(handler: logging.Handler) -> bool:
+    """Returns whether the stream of a handler takes a record now, or soon. What has no descriptor always takes it."""
+    try:
+        poll = select.poll()
+        poll.register(handler.stream.fileno(), select.POLLOUT)  # type: ignore[attr-defined]  # most have none
+        return bool(poll.poll(0 if on_main_thread() else _TAKEN_MS))
+    except (AttributeError, OSError, ValueError):
+        return True
 
 
 log.__class__ = type("Logger", (_ContainedLogger, log.__class__), {})

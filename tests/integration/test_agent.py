@@ -902,9 +902,14 @@ def test_sigterm_ends_a_program_that_waits_for_its_agent(begin: Begin, tmp_path:
     summary(tmp_path, "terminated")
 
 
-def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(begin: Begin, tmp_path: Path) -> None:
-    """What reads the pipe has stopped, and the program prints nothing: only the run summary would wait for it."""
-    process = begin("""
+@pytest.mark.parametrize("warns", [False, True])
+def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(
+    begin: Begin, tmp_path: Path, *, warns: bool
+) -> None:
+    """What reads the pipe has stopped, and the program prints nothing: only the run summary and warnings would wait for it."""
+    wrong = {"OTEL_TRAIN_OTLP": "maybe", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"} if warns else {}
+    process = begin(
+        """
         pipe, full = os.pipe()
         os.set_blocking(full, False)
         try:
@@ -918,7 +923,9 @@ def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(begin: Begin
         began = time.monotonic()
         session.close()
         say(time.monotonic() - began)
-        """)
+        """,
+        **wrong,
+    )
 
     assert float(line(process)) < 2.0
     assert process.wait(20) == 0
