@@ -24,7 +24,7 @@ log = logging.getLogger("otel_train")
 
 
 _TAKEN_MS: Final = 500.0
-"""Longest that a thread of ours waits for a stream to take a log record. The main thread does not wait."""
+"""Longest that a thread other than the main one waits for a stream to take a log record. The main thread does not wait."""
 
 
 class _ContainedLogger(logging.Logger):

@@ -604,7 +604,7 @@ LEADING_RULES = (
         "find what hung: event `train.stall` has the stage; [its runbook](../runbooks/TrainRunStalled.md)",
         _heavy(
             "stalled", "without progress for longer than the stall threshold",
-            "Event `train.stall` has the stage and its begin; with several ranks, the rank that the others waited for. A loader, a "
+            "Event `train.stall` has the stage and its start; with several ranks, the rank that the others waited for. A loader, a "
             "collective operation or a device may have hung, or the process was stopped. If a stage of that length is meant: "
             "stall_after_s.",
             least=WARNING_SHARE, name="stalled", severity="warning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from otel_train.cli import complain
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         complain(ignored)
     if not root.exists():
         complain(f"{root} does not exist yet; the page shows runs once there are any")
-    if server.has_screen() if args.open is None else args.open:
+    if server.has_screen(os.environ) if args.open is None else args.open:
         server.show(address)
     server.PageServer(root, only=only, hosts=(args.host,)).run(sockets=[sock])
     return 0

@@ -242,7 +242,7 @@ def address_of(sock: socket.socket) -> str:
     return f"http://[{place}]:{port}/" if place.version == _SIX else f"http://{place}:{port}/"
 
 
-def has_screen(environ: Mapping[str, str] = os.environ) -> bool:
+def has_screen(environ: Mapping[str, str]) -> bool:
     """Returns whether a browser could be seen: not over SSH, and not without a display."""
     shown = environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY")
     return bool(shown) and not environ.get("SSH_CONNECTION")
