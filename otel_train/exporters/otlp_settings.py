@@ -103,7 +103,8 @@ def no_password() -> str:
     raise OSError("the key has a password: write one without it, which this user alone can read")
 
 
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_HEADER_NAME: Final = re.compile(r"(?!(?:content-length|transfer-encoding)$)[!#$%&'*+.^_`|~0-9a-z-]+")
+"""Without those that delimit the body of a request: the Collector would wait for more of it."""
 
 
 def headers_of(text: str) -> dict[str, str]:

@@ -217,8 +217,12 @@ def test_a_setting_we_cannot_honour_is_refused_with_its_value(name: str, value: 
 
 
 @pytest.mark.parametrize(
-    "wrong", ["Bearer secret", "=secret", "clé=secret", "a b=secret", "a=secret%0d%0ab: c", "a=secrèt"]
-)
+    "wrong",
+    [
+        "Bearer secret", "=secret", "clé=secret", "a b=secret", "a=secret%0d%0ab: c", "a=secrèt", "Content-Length=99",
+        "transfer-encoding=chunked"
+    ],
+)  # fmt: skip
 def test_an_entry_that_is_no_header_is_said_and_left_out(wrong: str) -> None:
     """It went unsaid, or each request failed with a UnicodeEncodeError, for which the log named the Collector."""
     said: list[tuple[str, ...]] = []
