@@ -1,26 +1,29 @@
-"""Frozen dataclasses and named tuples that import faster than those of the standard library.
+"""Frozen dataclasses, named tuples and enumerations that import faster than those of the standard library.
 
 ``dataclasses.dataclass`` writes the source of each method and compiles it at every import: 9 ms for a class of 72 fields.
 ``typing.NamedTuple`` compiles each annotation and a constructor: 0.11 ms for a class of 6 fields, which takes 0.02 ms here.
+``enum.IntEnum`` takes 0.02 ms for each member, at the first import.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+from collections import Counter
 from dataclasses import MISSING, Field, FrozenInstanceError, field, fields
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from dataclasses import dataclass as fast_dataclass
+    from enum import IntEnum as FastIntEnum
     from inspect import Signature
     from typing import NamedTuple as FastNamedTuple
 
     T = TypeVar("T")
 
-__all__ = ["FastNamedTuple", "fast_dataclass"]
+__all__ = ["FastIntEnum", "FastNamedTuple", "fast_dataclass"]
 
 
 def _init(self: Any, **given: Any) -> None:
@@ -136,9 +139,21 @@ if not TYPE_CHECKING:
         return decorate
 
 
+_FEW = 4
+"""Values of a class that are made without a constructor of its own, which takes 45 us to make."""
+
+_values: Counter[type] = Counter()
+"""Values made so, by class."""
+
+
 def _new(cls: Any, /, *given: Any, **named: Any) -> Any:
-    """Makes the constructor of a class, in 45 us, with its first value: a process makes values of a few classes."""
+    """Makes the first values of a class, then the constructor that makes all others."""
     own = next(base for base in cls.__mro__ if "_fields" in base.__dict__)
+    passed = dict(zip(own._fields, given, strict=False), **named)
+    values = {**own._field_defaults, **passed}
+    _values[own] += 1
+    if _values[own] <= _FEW and len(passed) == len(given) + len(named) and values.keys() == set(own._fields):
+        return tuple.__new__(cls, map(values.__getitem__, own._fields))
     names = ", ".join(own._fields)
     text = compile(
         f"lambda _cls, {names}: _tuple_new(_cls, ({names},))", f"namedtuple_{own.__name__}", "eval"
@@ -205,5 +220,48 @@ if not TYPE_CHECKING:
     class FastNamedTuple(metaclass=_NamedTupleMeta):
         """A ``typing.NamedTuple`` whose methods are functions that all such classes share.
 
-        Its constructor is made with its first value. Fields may not have leading underscores.
+        Its constructor is made when a few values have been. Fields may not have leading underscores.
         """
+
+
+class _IntEnumMeta(type):
+    """Metaclass of ``FastIntEnum``: makes a subclass of ``int`` whose only values are its members."""
+
+    _by_value: dict[int, Any]
+
+    def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> Any:
+        """See the class."""
+        made = super().__new__(cls, name, bases or (int,), space)
+        made._by_value = {}
+        new: Any = int.__new__
+        for each, value in space.items() if bases else ():
+            if type(value) is int and not each.startswith("__"):  # Python 3.13 adds __firstlineno__
+                member = new(made, value)
+                member.name, member.value = each, value
+                made._by_value[value] = member
+                setattr(made, each, member)
+        return made
+
+    def __call__(cls, value: int) -> Any:
+        """Returns the member of this value; a ValueError if there is none."""
+        try:
+            return cls._by_value[value]
+        except KeyError:
+            raise ValueError(f"{value!r} is not a valid {cls.__name__}") from None
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(cls._by_value.values())
+
+
+if not TYPE_CHECKING:
+
+    class FastIntEnum(metaclass=_IntEnumMeta):
+        """An ``enum.IntEnum`` without aliases and without methods other than those of ``int``."""
+
+        def __repr__(self) -> str:
+            return f"<{type(self).__name__}.{self.name}: {int(self)}>"
+
+        __str__ = int.__repr__
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return type(self), (int(self),)

@@ -9,9 +9,7 @@ Layout of a code, from the lowest bit: 4 bits op, 12 bits source, 4 bits flags, 
 
 from __future__ import annotations
 
-from enum import IntEnum
-
-from otel_train.fast_classes import FastNamedTuple
+from otel_train.fast_classes import FastIntEnum, FastNamedTuple
 
 SOURCE_SHIFT = 4
 FLAG_SHIFT = 16
@@ -28,7 +26,7 @@ EDGE_WORDS = 2
 """Words per edge: code, then time. Time is written last, so a new time means a complete edge."""
 
 
-class Op(IntEnum):
+class Op(FastIntEnum):
     """Operation of an event. Ops below ``END`` open a stage, those from ``END`` to ``SUSPEND`` close one."""
 
     BEGIN = 1
@@ -60,7 +58,7 @@ BEGIN, RESUME, END, FAIL, STOP, SUSPEND, MARK, EPOCH, EPOCH_END, REPORT, PASS_EN
 """As integers: members of an enumeration take ten times as long to look up, several times per edge."""
 
 
-class Ending(IntEnum):
+class Ending(FastIntEnum):
     """Why a loader returned no further batch."""
 
     UNKNOWN = 0
@@ -76,7 +74,7 @@ class Ending(IntEnum):
     """The loop broke it off: its iterator is gone. Never in an edge; the accounting says so."""
 
 
-class Flag(IntEnum):
+class Flag(FastIntEnum):
     """What was known when a stage began."""
 
     GRAD = 1
@@ -93,7 +91,7 @@ START_BITS, CLOSURE_BITS = Flag.START << FLAG_SHIFT, Flag.CLOSURE << FLAG_SHIFT
 """In a code."""
 
 
-class SourceKind(IntEnum):
+class SourceKind(FastIntEnum):
     """Kind of a source. The value is also its bit position in ancestor masks."""
 
     DATA = 0

@@ -1,4 +1,4 @@
-"""Dataclasses and named tuples that are quick to define are like any others."""
+"""Dataclasses, named tuples and enumerations that are quick to define are like any others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
+from enum import IntEnum
 from inspect import signature
 from typing import Any, NamedTuple
 
 import pytest
 
-from otel_train.fast_classes import FastNamedTuple, _new, fast_dataclass
+from otel_train.fast_classes import FastIntEnum, FastNamedTuple, _new, fast_dataclass
 
 
 @fast_dataclass(frozen=True, kw_only=True)
@@ -162,3 +163,39 @@ def test_a_first_value_that_is_made_at_the_exit_leaves_the_exit_code_of_ctrl_c()
     ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=False)
 
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+
+
+class FastCode(FastIntEnum):
+    """Two members."""
+
+    BEGIN = 1
+    END = 3
+
+
+class Code(IntEnum):
+    """The same."""
+
+    BEGIN = 1
+    END = 3
+
+
+def test_a_fast_enumeration_is_as_any_other() -> None:
+    """The words that are recorded are made of them."""
+    for ours, theirs in zip(FastCode, Code, strict=True):
+        assert (int(ours), ours.name, ours.value, str(ours), f"{ours}", hash(ours)) == (
+            int(theirs), theirs.name, theirs.value, str(theirs), f"{theirs}", hash(theirs),
+        )  # fmt: skip
+        assert repr(ours) == repr(theirs).replace("Code", "FastCode")
+    assert FastCode(3) is FastCode.END
+    assert pickle.loads(pickle.dumps(FastCode.END)) is FastCode.END
+    assert copy.deepcopy(FastCode.END) is FastCode.END
+    with pytest.raises(ValueError, match="2 is not a valid FastCode"):
+        FastCode(2)
+
+
+def test_what_python_itself_puts_into_a_class_is_no_member() -> None:
+    """Python 3.13 writes the number of the first line there: an integer, as members are."""
+    space = {"__module__": __name__, "__firstlineno__": 7, "BEGIN": 1, "__static_attributes__": ()}
+    kind: Any = type(FastCode)
+
+    assert [member.name for member in kind("Made", (FastIntEnum,), space)] == ["BEGIN"]
