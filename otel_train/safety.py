@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("otel_train")
 
 
-_TAKEN_MS: Final = 500.0
-"""Longest that a thread other than the main one waits for a stream to take a log record. The main thread does not wait."""
+PRINT_S: Final = 0.5
+"""Longest that a stream may take nothing before a text is left out: the end of a program waits for it. A log record of the main
+thread does not wait."""
 
 
 class _ContainedLogger(logging.Logger):
@@ -36,7 +37,8 @@ class _ContainedLogger(logging.Logger):
 
     def handle(self, record: logging.LogRecord) -> None:
         with suppress(Exception):
-            if all(_takes_text(handler) for handler in self._all_handlers()):
+            wait_s = 0.0 if on_main_thread() else PRINT_S
+            if all(takes_text(getattr(each, "stream", None), wait_s) for each in self._all_handlers()):
                 super().handle(record)
 
     def _all_handlers(self) -> list[logging.Handler]:
@@ -47,12 +49,12 @@ class _ContainedLogger(logging.Logger):
         return found or [each for each in (logging.lastResort,) if each is not None]
 
 
-def _takes_text(handler: logging.Handler) -> bool:
-    """Returns whether the stream of a handler takes a record now, or soon. What has no descriptor always takes it."""
+def takes_text(stream: Any, wait_s: float) -> bool:  # Any: what prints, or None
+    """Returns whether a stream takes a part of a text within ``wait_s`` seconds. What has no descriptor always takes it."""
     try:
         poll = select.poll()
-        poll.register(handler.stream.fileno(), select.POLLOUT)  # type: ignore[attr-defined]  # most have none
-        return bool(poll.poll(0 if on_main_thread() else _TAKEN_MS))
+        poll.register(stream.fileno(), select.POLLOUT)
+        return bool(poll.poll(wait_s * 1e3))
     except (AttributeError, OSError, ValueError):
         return True
 

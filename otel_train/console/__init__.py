@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import select
 import shutil
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from otel_train.safety import PRINT_S, takes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 COLUMNS_UNKNOWN = 100
-
-PRINT_S: Final = 0.5
-"""Longest that a stream may take nothing before the rest of a text is left out: the end of a program waits for it."""
 
 
 def terminal_of(stream: TextIO, environ: Mapping[str, str] | None = None) -> tuple[int, bool, bool]:
@@ -48,7 +47,7 @@ def _writes_unicode(stream: TextIO) -> bool:
 def print_while_taken(text: str, stream: TextIO) -> None:
     """Prints as far as a stream takes it: what reads a pipe or shows a terminal may have stopped."""
     for part in _parts(text):
-        if not _takes_text(stream):
+        if not takes_text(stream, PRINT_S):
             break
         stream.write(part)
         stream.flush()
@@ -64,13 +63,3 @@ def _parts(text: str) -> Iterator[str]:
         part += line
     if part:
         yield part
-
-
-def _takes_text(stream: TextIO) -> bool:
-    """Returns whether a part of a text can be printed now, or soon. What has no descriptor always takes it."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), select.POLLOUT)
-        return bool(poll.poll(PRINT_S * 1e3))
-    except (AttributeError, OSError, ValueError):
-        return True
