@@ -234,15 +234,14 @@ class _Variables:
         return ""
 
     def _headers(self) -> dict[str, str]:
-        text = self._get("HEADERS")
-        entries = list(_header_entries(text))
+        entries = list(_header_entries(self._get("HEADERS")))
         if wrong := entries.count(None):
             rule = (
                 f"(not shown): {wrong} of {len(entries)} entries are no header, expected name=value in ASCII, separated by "
                 "commas, values percent-encoded, such as authorization=Bearer%20abc. Correct the variable."
             )
             self._wrong("HEADERS", rule, f"the other {len(entries) - wrong}")
-        return headers_of(text)
+        return dict(filter(None, entries))
 
     def _compression(self, protocol: str) -> str:
         compression = self._get("COMPRESSION").lower()
