@@ -114,7 +114,7 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
         last = Heartbeat(flight.pid, flight.polled_unix_ns / NS_PER_S, flight.identity)
         about = documents.get_or_empty(rank_dir.parent / RUN_FILE, [])
         state = liveness(summary, about, last, written_s=None, now_s=time.time())
-        report["alive"] = True if state.word in {"running", "stalled"} else None
+        report["alive"] = True if state.running else None
     return report
 
 

@@ -45,9 +45,14 @@ class Liveness(NamedTuple):
     quiet_s: float | None = None
 
     @property
+    def running(self) -> bool:
+        """Whether its process is known to run; it may be stalled."""
+        return self.word in {"running", "stalled"}
+
+    @property
     def live(self) -> bool:
         """Whether further data may follow."""
-        return self.word in {"running", "stalled", "silent", "unknown"}
+        return self.running or self.word in {"silent", "unknown"}
 
 
 _WORST_FIRST = (

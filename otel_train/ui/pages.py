@@ -115,7 +115,7 @@ def _without_step(view: RankView) -> str:
 
 
 def _current_stage(view: RankView) -> str:
-    if view.state.word not in {"running", "stalled", "silent"} or view.progress.problem:
+    if not (view.state.running or view.state.word == "silent") or view.progress.problem:
         return ""
     return str(view.progress.open[-1]["stage"]) if view.progress.open else "between stages"
 
@@ -548,7 +548,7 @@ def runs_page(rows: Sequence[RunRow], root: Path, *, words: str, page: int) -> s
     page = min(max(1, page), pages)
     shown = found[(page - 1) * PAGE : page * PAGE]
     body = table(_HEADS, map(_row, shown)) or _empty_list(root, words=words, runs=len(rows))
-    going = sum(row.state.word in {"running", "stalled"} for row in rows)
+    going = sum(row.state.running for row in rows)
     facts = f"{plural(len(rows), 'run')} in <code>{escape(str(root))}</code>"
     facts += f", {going:,} running" if going else ""
     main = (
