@@ -31,6 +31,23 @@ RENAMED: Final = {
 }
 """Former name to present name; the values are the same."""
 
+OTHER_NAMES: Final = (
+    (
+        ("optim", "scheduler", "scaler", "criterion", "loss"),
+        "Leave it out: what a loop calls is found without it",
+    ),
+    (
+        ("loader", "dataloader", "dataset"),
+        'Did you mean loaders, as in instrument(model, {"train": loader})?',
+    ),
+    (("endpoint", "collector"), "Set OTEL_EXPORTER_OTLP_ENDPOINT, for example to http://127.0.0.1:4318"),
+    (("header",), "Set OTEL_EXPORTER_OTLP_HEADERS, for example to authorization=..."),
+    (("service",), "Set OTEL_SERVICE_NAME"),
+    (("rank", "world"), "Leave it out: RANK, LOCAL_RANK and WORLD_SIZE of the launcher are read"),
+    (("port", "host"), "Did you mean prometheus_address, such as 127.0.0.1:9464?"),
+)
+"""Beginnings of words in names that are often tried and are no settings, and what serves in their place."""
+
 
 class _Fold(FastNamedTuple):
     """Several former settings that are one now.
@@ -171,8 +188,11 @@ def unknown(name: str, known: Iterable[str], *, variables: bool, parameters: Ite
     }
     present.update((each, each) for each in (*known, *parameters))
     plain = {each.removeprefix(PREFIX): now for each, now in present.items()}
-    close = near(name.removeprefix(PREFIX), plain)
-    remedy = f"Did you mean {plain[close]}?" if close else "Known: " + ", ".join(known)
+    bare = name.removeprefix(PREFIX)
+    words = bare.lower().split("_")
+    served = [remedy for starts, remedy in OTHER_NAMES if any(word.startswith(starts) for word in words)]
+    close = near(bare, plain, cutoff=0.8 if served else 0.6)
+    remedy = f"Did you mean {plain[close]}?" if close else next(iter(served), "Known: " + ", ".join(known))
     return f"{name}: not a setting of otel_train. {remedy}"
 
 

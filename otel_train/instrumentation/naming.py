@@ -116,6 +116,8 @@ def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a ma
             )
             if _is_called(one, "Loader", "Dataset"):
                 remedy = "Did you mean instrument(model, loaders), or instrument(loaders=...)?"
+            elif _is_called(one, "Optimizer"):
+                remedy = "Give the model that it updates; optimizers are found by themselves"
             rule = "expected a torch.nn.Module, a sequence or a mapping of them"
             raise ConfigError(f"model {name!r} is {kind_of(one)}: {rule}. {remedy}")
     return named

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -139,15 +140,25 @@ otel_train.step()
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
-    [("loader", "loaders"), ("models", "model"), ("dataloaders", "loaders"), ("run_dri", "run_dir")],
+    ("written", "remedy"),
+    [
+        ("loader", "Did you mean loaders?"),
+        ("train_loader", 'Did you mean loaders, as in instrument(model, {"train": loader})?'),
+        ("models", "Did you mean model?"),
+        ("run_dri", "Did you mean run_dir?"),
+        ("optimizer", "Leave it out: what a loop calls is found without it"),
+        ("endpoint", "Set OTEL_EXPORTER_OTLP_ENDPOINT, for example to http://127.0.0.1:4318"),
+        ("world_size", "Leave it out: RANK, LOCAL_RANK and WORLD_SIZE of the launcher are read"),
+        ("port", "Did you mean prometheus_address, such as 127.0.0.1:9464?"),
+        ("hooks", "Known: disabled, "),
+    ],
 )
-def test_an_argument_that_is_none_is_answered_with_the_argument_or_the_setting_that_was_meant(
-    written: str, meant: str
+def test_an_argument_that_is_none_is_answered_with_what_was_meant_or_what_serves(
+    written: str, remedy: str
 ) -> None:
-    """``instrument(m, loader={...})`` was asked whether it meant ``max_label_values``."""
+    """``instrument(m, loader={...})`` was asked whether it meant ``max_label_values``, ``endpoint=`` whether ``hardware``."""
     arguments: dict[str, Any] = {written: {}}
-    said = rf"^{written}: not a setting of otel_train. Did you mean {meant}\?$"
+    said = "^" + re.escape(f"{written}: not a setting of otel_train. {remedy}")
 
     with pytest.raises(ConfigError, match=said):
         otel_train.instrument(None, **arguments)

@@ -125,6 +125,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda _: otel_train.instrument(None, ROWS, SGD),
         r"the third argument is of type SGD: .*Optimizers are found by themselves: leave it out",
     ),
+    "an optimizer as first": (lambda _: otel_train.instrument(SGD), "Give the model that it updates; optimizers are found by themselves"),
     "an optimizer as second": (lambda _: otel_train.instrument(None, SGD), "Optimizers are found by themselves: leave it out"),
     "a loader by number": (lambda _: otel_train.watch(ROWS, name=5), r"watch\(\.\.\., name=5\)"),  # type: ignore[arg-type]
     "a loader without a name": (lambda _: otel_train.watch(ROWS, name=""), r"name=''"),
