@@ -17,7 +17,7 @@ from otel_train.cli.arguments import (
     whole,
 )
 from otel_train.compare import Side, compare, is_slower, side_of_run, side_of_trace
-from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
+from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, hang, pad, percent, right
 from otel_train.trace_analysis.summary import summarize
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ examples:
   otel-train compare runs/a runs/b
   otel-train compare runs/main runs/mine --fail-if-slower 5%    exit code 1 if steps are more than 5 % longer
 """
-_ROWS, _VALUE, _RATIO = 14, 10, 9
+_ROWS, _VALUE, _RATIO, _INTERVAL = 14, 10, 9, 18
 _POINT = 0.01
 _NO_LIMIT = 1.0
 """Twice as long is no limit but a slip of the pen: 5 for 5 %."""
@@ -83,7 +83,7 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     name = page.safe(f"{document['before']} → {document['after']}")
     badge = (step["conclusion"], _STYLES.get(step["conclusion"], "bold"))
     yield page.rule([("otel_train", "bold"), (name, "cyan")], badge)
-    yield page.line(f"A step takes {_change(step)}.", "bold")
+    yield from (page.line(line, "bold") for line in page.prose(f"A step takes {_change(step)}.", indent=2))
     if step["low"] is not None and document["kind"] == "run":
         yield from _dim(
             page, "The interval is about these two runs. Other load on the machine is not in it: repeat both."
@@ -91,8 +91,10 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     for difference in document["differences"]:
         yield from _dim(page, f"differs: {difference}")
     yield ""
-    column = page.columns - len(INDENT) - 2 * _VALUE - _RATIO - 20
-    heads = right("before", _VALUE) + right("after", _VALUE) + right("ratio", _RATIO) + right("95 %", 18)
+    interval = 0 if page.is_narrow else _INTERVAL
+    column = page.columns - len(INDENT) - 2 * _VALUE - _RATIO - interval - 2
+    heads = right("before", _VALUE) + right("after", _VALUE) + right("ratio", _RATIO)
+    heads += right("95 %", interval) if interval else ""
     yield page.line(pad("mean of", column) + heads, "dim")
     for row in rows[:_ROWS]:
         yield page.line(_row(page, row, column), _STYLES.get(row["conclusion"], ""))
@@ -116,9 +118,10 @@ def _dim(page: TextLayout, text: str) -> Iterator[str]:
 def _row(page: TextLayout, row: Mapping[str, Any], column: int) -> str:
     before, after = (row[key]["mean"] for key in ("before", "after"))
     interval = ABSENT if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+    interval = "" if page.is_narrow else right(interval, _INTERVAL)
     ratio = ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}"
     values = right(duration(before), _VALUE) + right(duration(after), _VALUE)
-    return pad(page.safe(row["name"]), column) + values + right(ratio, _RATIO) + right(interval, 18)
+    return pad(page.safe(row["name"]), column) + values + right(ratio, _RATIO) + interval
 
 
 def _quantiles(page: TextLayout, step: Mapping[str, Any]) -> Iterator[str]:
@@ -128,7 +131,8 @@ def _quantiles(page: TextLayout, step: Mapping[str, Any]) -> Iterator[str]:
             value, low, high = step[key][name]
             between = "" if low is None or high is None else f" ({duration(low)} to {duration(high)})"
             texts.append(f"{duration(value)}{between}")
-        yield f"{INDENT}{pad(f'step {name}', 10)}{texts[0]} → {texts[1]}"
+        head = INDENT + pad(f"step {name}", 10)
+        yield from hang(head, len(head), page.prose(" → ".join(texts), indent=len(head)))
     counts = " and ".join(count(step[key]["count"]) for key in ("before", "after"))
     yield page.line(f"of {counts} steps", "dim")
     yield ""

@@ -37,7 +37,7 @@ examples:
   otel-train postmortem 20260131-x7 --rank 3
   otel-train postmortem 20260131-x7 --json | jq '.open[-1].stage'
 """
-_STAGES_SHOWN = 5
+_STAGES_SHOWN, _STAGES_SHOWN_NARROW = 5, 4
 _MOST_HOSTS = 4
 _MOST_LINES, _MOST_PAGES = 16, 4
 """Ranks from which on equal ones share a line, and only the pages of the first are printed; and the number of these."""
@@ -180,21 +180,21 @@ def _recent(page: TextLayout, steps: Sequence[Report]) -> Iterable[str]:
     for step in steps:
         for stage, seconds in (step.get("stages") or {}).items():
             spent[stage] = spent.get(stage, 0.0) + (seconds or 0.0)
-    shown = sorted(spent, key=lambda stage: -spent[stage])[:_STAGES_SHOWN]
+    most, bars = (_STAGES_SHOWN_NARROW, 0) if page.is_narrow else (_STAGES_SHOWN, 2 + _BAR_COLUMNS)
+    shown = sorted(spent, key=lambda stage: -spent[stage])[:most]
     longest_s = max((step.get("duration_s") or 0.0 for step in steps), default=0.0)
-    before = _STEP_COLUMNS + _TIME_COLUMNS + 2 + _BAR_COLUMNS
-    column = min(12, (page.columns - len(INDENT) - before) // _STAGES_SHOWN)
+    column = min(12, (page.columns - len(INDENT) - _STEP_COLUMNS - _TIME_COLUMNS - bars) // most)
     heads = "".join(right(cut(page.safe(stage), column - 1), column) for stage in shown)
     yield page.line("the last steps", "bold")
     first = right("step", _STEP_COLUMNS) + right("took", _TIME_COLUMNS)
-    yield page.line(first + " " * (_BAR_COLUMNS + 2) + heads, "dim")
+    yield page.line(first + " " * bars + heads, "dim")
     for step in steps:
         took_s = step.get("duration_s")
         share = took_s / longest_s if took_s and longest_s else None
-        drawn = page.paint(pad(text.bar(share, _BAR_COLUMNS), _BAR_COLUMNS), "cyan")
+        drawn = page.paint(pad("  " + text.bar(share, _BAR_COLUMNS), bars), "cyan") if bars else ""
         cells = "".join(right(duration((step.get("stages") or {}).get(stage)), column) for stage in shown)
         first = right(str(known(step.get("index"))), _STEP_COLUMNS) + right(duration(took_s), _TIME_COLUMNS)
-        yield f"{INDENT}{first}  {drawn}{cells}"
+        yield f"{INDENT}{first}{drawn}{cells}"
     yield ""
 
 
@@ -245,17 +245,17 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
         of, *more = group
         rank = f"{ranks[of]}-{ranks[more[-1]]}" if more else str(known(reports[of].get("rank")))
         lines.append((rank, rows[of]))
-    columns = max(_RANK, *(len(rank) for rank, _ in lines))
-    head = page.line(_rank_line(columns, "rank", "", "step", "stage", "loader"), "dim")
+    columns = max(_RANK, *(len(rank) for rank, _ in lines)), max(len(cells[2]) for _, (cells, _) in lines)
+
+    def row(*cells: str) -> str:
+        return cut(_rank_line(columns, *cells).rstrip(), page.columns - len(INDENT))
+
     return page.finish(
         [
             *_head(page, reports[0], (arguments.ranks_present(reports), ""), sentence(suspects, reports)),
             "",
-            head,
-            *(
-                page.line(_rank_line(columns, rank, *cells).rstrip(), "red" if is_named else "")
-                for rank, (cells, is_named) in lines
-            ),
+            page.line(row("rank", "", "step", "stage", "loader"), "dim"),
+            *(page.line(row(rank, *cells), "red" if is_named else "") for rank, (cells, is_named) in lines),
             "",
         ]
     )
@@ -270,9 +270,9 @@ def _cells(page: TextLayout, report: Report) -> tuple[str, ...]:
     return _state(report), step, stage[:_STAGE], page.safe(inside.get("loader") or "")
 
 
-def _rank_line(columns: int, *cells: str) -> str:
-    rank, state, step, stage, loader = cells
-    return f"{right(rank, columns)}  {pad(state, _STATE)}{right(step, _STEP)}  {pad(stage, _STAGE)}{loader}"
+def _rank_line(columns: tuple[int, int], *cells: str) -> str:
+    (rank_columns, stage_columns), (rank, state, step, stage, loader) = columns, cells
+    return f"{right(rank, rank_columns)}  {pad(state, _STATE)}{right(step, _STEP)}  {pad(stage, max(5, stage_columns))}  {loader}"
 
 
 def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:

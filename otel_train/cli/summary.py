@@ -33,8 +33,8 @@ examples:
   otel-train summary 20260131-x7 --rank 3
   otel-train summary 20260131-x7 --json | jq '.findings[0].summary'
 """
-_HEADS = ("rank", "state", "wall", "steps", "steps/s", "data wait", "lost", "finding")
-_COLUMNS = (5, 12, 10, 9, 9, 10, 8)
+_COLUMNS = {"rank": 5, "state": 12, "wall": 10, "steps": 9, "steps/s": 9, "data wait": 10, "lost": 8}
+_WIDE_ONLY = ("wall", "steps/s", "lost")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,28 +95,35 @@ def rank_table(page: TextLayout, summaries: list[Mapping[str, Any]]) -> str:
     """Returns one row per rank, so that the odd one out is seen before anything else."""
     first = summaries[0]
     name = page.safe(first.get("run_name") or first.get("run_id") or ABSENT)
-    heads = "".join(right(head, columns) for head, columns in zip(_HEADS, _COLUMNS, strict=False))
+    heads = "".join(right(head, columns) for head, columns in _columns(page).items())
     lines = [
         page.rule([("otel_train", "bold"), (name, "cyan")], (arguments.ranks_present(summaries), "bold")),
-        page.paint(f"{heads}  {_HEADS[-1]}", "dim"),
+        page.paint(f"{heads}  finding", "dim"),
         *(_row(page, summary) for summary in summaries),
     ]
     return page.finish(lines)
+
+
+def _columns(page: TextLayout) -> dict[str, int]:
+    return {
+        head: columns for head, columns in _COLUMNS.items() if not (page.is_narrow and head in _WIDE_ONLY)
+    }
 
 
 def _row(page: TextLayout, summary: Mapping[str, Any]) -> str:
     wall_s, steps = summary.get("wall_seconds"), (summary.get("steps") or {}).get("train")
     finding: Mapping[str, Any] = next(iter(summary.get("findings") or ()), {})
     about = f" ({finding['loader']})" if finding.get("loader") else ""
-    values = (
-        str(summary.get("rank")),
-        pad(page.safe(summary.get("state")), _COLUMNS[1] - 1).rstrip(),
-        duration(wall_s),
-        count(steps),
-        rounded(steps_per_second(summary)),
-        percent(activity_shares(summary).get("data_wait")),
-        count((summary.get("telemetry") or {}).get("records_lost")),
-    )
-    cells = "".join(right(value, columns) for value, columns in zip(values, _COLUMNS, strict=True))
-    available = page.columns - sum(_COLUMNS) - 2
+    values = {
+        "rank": str(summary.get("rank")),
+        "state": pad(page.safe(summary.get("state")), _COLUMNS["state"] - 1).rstrip(),
+        "wall": duration(wall_s),
+        "steps": count(steps),
+        "steps/s": rounded(steps_per_second(summary)),
+        "data wait": percent(activity_shares(summary).get("data_wait")),
+        "lost": count((summary.get("telemetry") or {}).get("records_lost")),
+    }
+    shown = _columns(page)
+    cells = "".join(right(values[head], columns) for head, columns in shown.items())
+    available = page.columns - sum(shown.values()) - 2
     return f"{cells}  {cut(page.safe(finding.get('name', ABSENT)) + page.safe(about), available)}"

@@ -99,6 +99,8 @@ _MOST_GROUPS = 8  # summary.json has the rest
 _STAGES = STAGES[:-1]  # "other" comes last
 _STATISTICS = ("avg", "p50", "p95", "p99")
 _COUNT_COLUMNS, _VALUE_COLUMNS, _SHARE_COLUMNS, _BAR_COLUMNS = 8, 9, 9, 8
+_P95_FROM = 70
+"""Least columns of a page for the 95th percentile."""
 _GAP = 2
 _SHORTEST_TITLE = 24
 _NO_PHASE = ("", "")
@@ -119,7 +121,8 @@ def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
     shown = groups[:_MOST_GROUPS]
     models = len({row.get("model") for rows in stages.values() for row in rows if row.get("model")}) > 1
     labels = [_label(page, row, models=models) for group in shown for row in stages[group]]
-    taken = _COUNT_COLUMNS + len(_STATISTICS) * _VALUE_COLUMNS + _SHARE_COLUMNS + _GAP + _BAR_COLUMNS
+    taken = _COUNT_COLUMNS + len(_statistics(page)) * _VALUE_COLUMNS + _SHARE_COLUMNS
+    taken += 0 if page.is_narrow else _GAP + _BAR_COLUMNS
     widest = page.columns - len(INDENT) - taken
     column = max(8, min(widest, max(map(display_width, labels), default=8)))
     lines = [_column_heads(page, column)]
@@ -154,7 +157,7 @@ def _table(page: TextLayout, summary: Summary, group: Group, table: _Table) -> l
     lines = hang(head, margin, [page.paint(text, "dim") for text in beside])
     lines += [_row(page, table, row) for row in table.stages]
     if table.step is not None:
-        values = _values(table.step)
+        values = _values(page, table.step)
         number = right(_short_count(table.step.get("count")), _COUNT_COLUMNS)
         lines.append(page.paint(INDENT + pad("step", table.column) + number + values, "bold"))
     for row in table.stages:
@@ -173,19 +176,19 @@ def _row(page: TextLayout, table: _Table, row: Row) -> str:
     stage = row.get("stage")
     self_s = row.get("self_seconds")
     share = rate(self_s or None, table.phase_s)  # what was never innermost has no share
-    values = right(_short_count(row.get("count")), _COUNT_COLUMNS) + _values(row)
+    values = right(_short_count(row.get("count")), _COUNT_COLUMNS) + _values(page, row)
     columns = page.columns - len(INDENT) - table.column - display_width(values) - _SHARE_COLUMNS - 2
     waits = stage == "data" and (share or 0) > _SHARE_WORTH_A_COLOR
     style = "yellow" if waits else "dim" if stage == "other" else "green"
     text = pad(_label(page, row, models=table.models), table.column)
     head = page.line(text, style if style != "green" else "") + values + right(percent(share), _SHARE_COLUMNS)
-    return f"{head}  {page.paint(bar(share, max(4, columns)), style)}"
+    return head if page.is_narrow else f"{head}  {page.paint(bar(share, max(4, columns)), style)}"
 
 
 def _column_heads(page: TextLayout, column: int) -> str:
-    heads = "".join(right(name, _VALUE_COLUMNS) for name in _STATISTICS)
+    heads = "".join(right(name, _VALUE_COLUMNS) for name in _statistics(page))
     text = pad("stage", column) + right("count", _COUNT_COLUMNS) + heads
-    text += right("share", _SHARE_COLUMNS) + "  of phase"
+    text += right("share", _SHARE_COLUMNS) + ("" if page.is_narrow else "  of phase")
     return page.line(text, "dim")
 
 
@@ -193,8 +196,12 @@ def _short_count(number: float | None) -> str:
     return count(number) if number is None or number < _MILLION else f"{rounded(number / _MILLION)} M"
 
 
-def _values(row: Row) -> str:
-    return "".join(right(duration(row.get(name)), _VALUE_COLUMNS) for name in _STATISTICS)
+def _statistics(page: TextLayout) -> tuple[str, ...]:
+    return tuple(name for name in _STATISTICS if name != "p95" or page.columns >= _P95_FROM)
+
+
+def _values(page: TextLayout, row: Row) -> str:
+    return "".join(right(duration(row.get(name)), _VALUE_COLUMNS) for name in _statistics(page))
 
 
 def _label(page: TextLayout, row: Row, *, models: bool) -> str:

@@ -92,8 +92,9 @@ def _three(value: float) -> str:
 
 # --- layout ----------------------------------------------------------------------------------------
 
-NARROWEST, WIDEST = 80, 120
+NARROWEST, WIDEST = 60, 120
 """Columns a page is laid out for. Narrower breaks the tables, wider tears the eye away from the row."""
+_NARROW = 80
 
 INDENT = "  "
 
@@ -133,6 +134,11 @@ class TextLayout(FastNamedTuple):
     def columns(self) -> int:
         """Columns to lay out for: the width, within what tables can be read at."""
         return max(NARROWEST, min(self.width, WIDEST))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Returns whether tables leave out their widest columns: bars and intervals."""
+        return self.columns < _NARROW
 
     def paint(self, text: str, *styles: str) -> str:
         """Returns ``text`` in the given styles, or as it is where there are no colours or nothing to colour."""

@@ -576,6 +576,25 @@ def test_a_rank_that_left_nothing_is_named(run_of_two: Path, words: list[str], c
     ).refused
 
 
+@pytest.mark.parametrize("command", ["summary", "postmortem", "compare"])
+def test_no_line_is_wider_than_a_narrow_terminal(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """Tables were laid out for 80 columns at least, and the terminal broke each of their lines."""
+    run = leave_run(tmp_path, [9], loader="a loader with a long name")
+    shutil.copytree(run / "rank0", run / "rank1")
+    for rank in (0, 1):
+        (run / f"rank{rank}" / "summary.json").write_text(json.dumps(rank_summary(rank)))
+    trace = tmp_path / "trace.json"
+    training(steps=8).write(trace)
+    monkeypatch.setenv("COLUMNS", "60")
+
+    lines = cli(command, *((trace, trace) if command == "compare" else (run,))).out.splitlines()
+
+    assert len(lines) > 4
+    assert [line for line in lines if display_width(line) > 60] == []
+
+
 @pytest.mark.parametrize("command", ["summary", "export", "compare"])
 def test_of_many_ranks_a_message_names_groups(run_of_two: Path, command: str, cli: Cli) -> None:
     """It had four thousand numbers, and lost the last of them where it was cut."""

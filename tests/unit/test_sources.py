@@ -371,7 +371,9 @@ def test_of_many_names_that_are_no_settings_ten_are_said_and_the_rest_counted(
     toml = table(project, "max_label_values = -1\n" + "\n".join(f"{name} = 1" for name in names))
     file = yaml_file(tmp_path, "\n".join(f"{name}: 1" for name in names))
     looked_up: list[str] = []
-    monkeypatch.setattr("otel_train.config.deprecated.near", lambda name, _, **_cutoff: looked_up.append(name))
+    monkeypatch.setattr(
+        "otel_train.config.deprecated.near", lambda name, _, **_cutoff: looked_up.append(name)
+    )
     environ = {"OTEL_TRAIN_CONFIG": str(file), **{f"OTEL_TRAIN_{name}": "1" for name in names[:12]}}
 
     ignored = resolve(environ=environ, folder=project).origins.ignored
