@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from otel_train import catalog
+from otel_train.accounting.types import StageCalls
 from otel_train.catalog import PHASES
 from otel_train.datamodel import NS_PER_S, Event, Exemplar, Span, SpanLink
 from otel_train.recording.events import SourceKind
@@ -16,7 +17,7 @@ from otel_train.recording.events import SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from otel_train.accounting.types import ClosedSteps, StageCalls, StepRows
+    from otel_train.accounting.types import ClosedSteps, StepRows
     from otel_train.aggregation.run_events import EvalPass
     from otel_train.aggregation.series_names import SeriesNames
     from otel_train.datamodel import Anchor, AttributeValue, Capture
@@ -154,33 +155,6 @@ class SpanSampler:
         return True
 
 
-class ChildSpan(NamedTuple):
-    """One call inside a sampled step."""
-
-    stage: str
-    loader: str
-    model: str
-    started_ns: int
-    ended_ns: int
-    failed: bool
-    device_ns: int | None = None
-
-
-class StepFacts(NamedTuple):
-    """A sampled step with names resolved."""
-
-    number: int
-    reason: str
-    phase: str
-    loader: str
-    started_ns: int
-    ended_ns: int
-    duration_ns: int
-    baseline_ns: int
-    samples: int
-    children: Sequence[ChildSpan]
-
-
 class Ids(NamedTuple):
     """Trace and span ids, hashed from what they identify.
 
@@ -208,137 +182,6 @@ class Ids(NamedTuple):
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size).digest(), "big") or 1
 
 
-class _SpanIds(NamedTuple):
-    """Ids of a span, its trace and its parent."""
-
-    trace: int
-    span: int
-    parent: int = 0
-
-
-class Tracer:
-    """Creates spans."""
-
-    def __init__(self, ids: Ids, anchor: Anchor) -> None:
-        self.ids = ids
-        self._unix = anchor.unix
-        self._run = SpanLink(ids.trace("run"), ids.own("run"))
-        self._made = 0
-
-    def run_start(self, started_ns: int, ended_ns: int) -> Span:
-        """Returns the root span of the run. It ends after milliseconds, so that a crash cannot lose it."""
-        place = _SpanIds(self._run.trace_id, self._run.span_id)
-        attributes = {**self._who(), catalog.TRACE_CLASS.name: "run"}
-        return self._span(catalog.RUN_SPAN.name, place, (started_ns, ended_ns), attributes, links=())
-
-    def run_end(self, at_ns: int, step: int, *, error: str = "") -> Span:
-        """Returns the span at the end of the run; ``error``: the cause if it did not end normally."""
-        place = _SpanIds(self.ids.trace("run end"), self.ids.own("run end"))
-        attributes = {**self._who(), catalog.STEP_NUMBER.name: step, catalog.TRACE_CLASS.name: "run"}
-        return self._span(catalog.RUN_END_SPAN.name, place, (at_ns, at_ns), attributes, error=error)
-
-    def step(
-        self, step: StepFacts, thread: str = ""
-    ) -> tuple[tuple[Span, ...], tuple[int, tuple[int, ...], int]]:
-        """Returns the spans of a sampled step.
-
-        Returns:
-            The spans, and the targets of exemplars: trace id, span ids of the children, span id of the step.
-        """
-        what = ("step", step.number, *([thread] if thread else []))
-        trace, root, mine = self.ids.trace(*what), self.ids.span(*what), self.ids.own(*what)
-        within = (step.started_ns, step.ended_ns)
-        attributes = _step_attributes(step)
-        spans = []
-        if self.ids.rank == 0:
-            spans.append(self._span(catalog.STEP_SPAN.name, _SpanIds(trace, root), within, attributes))
-        error = next((f"{child.stage} failed" for child in step.children if child.failed), "")
-        attributes = {**attributes, catalog.SPAN_RANK.name: self.ids.rank}
-        place = _SpanIds(trace, mine, root)
-        spans.append(self._span(catalog.RANK_STEP_SPAN.name, place, within, attributes, error=error))
-        ids = [self.ids.own(*what, number) for number in range(len(step.children))]
-        for child, span in zip(step.children, ids, strict=True):
-            spans.append(self._child(child, _SpanIds(trace, span, mine)))
-        return tuple(spans), (trace, tuple(ids), mine)
-
-    def pass_over(
-        self,
-        kind: catalog.SpanType,
-        within: tuple[int, int],
-        attributes: Mapping[str, AttributeValue],
-        trace_class: str,
-        *,
-        error: str = "",
-        links: Sequence[SpanLink] = (),
-    ) -> Span:
-        """Returns a span in a trace of its own: an evaluation, a checkpoint, a stall, a capture."""
-        self._made += 1
-        what = (kind.name, self.ids.rank, self._made)
-        place = _SpanIds(self.ids.trace(*what), self.ids.own(*what))
-        own = {**attributes, catalog.TRACE_CLASS.name: trace_class}
-        return self._span(kind.name, place, within, own, error=error, links=(self._run, *links))
-
-    def step_link(self, number: int) -> SpanLink:
-        """Returns a link to this rank's span of a step, sampled or not."""
-        return SpanLink(self.ids.trace("step", number), self.ids.own("step", number))
-
-    def _child(self, child: ChildSpan, place: _SpanIds) -> Span:
-        kind = catalog.STAGE_SPANS.get(child.stage, catalog.STAGE_SPAN)
-        attributes: dict[str, AttributeValue] = {catalog.SPAN_STAGE.name: child.stage}
-        if child.loader:
-            attributes[catalog.SPAN_LOADER.name] = child.loader
-        if child.model:
-            attributes[catalog.MODEL_NAME.name] = child.model
-        if child.device_ns is not None:
-            attributes[catalog.STAGE_DEVICE_TIME.name] = child.device_ns / 1e9
-        error = f"{child.stage} failed" if child.failed else ""
-        return self._span(
-            kind.name, place, (child.started_ns, child.ended_ns), attributes, links=(), error=error
-        )
-
-    def _who(self) -> dict[str, AttributeValue]:
-        return {
-            catalog.RUN_ID.name: self.ids.run_id,
-            catalog.RUN_ATTEMPT.name: self.ids.attempt,
-            catalog.SPAN_RANK.name: self.ids.rank,
-        }
-
-    def _span(
-        self,
-        name: str,
-        place: _SpanIds,
-        within: tuple[int, int],
-        attributes: Mapping[str, AttributeValue],
-        **rest: Any,  # links and error, as in Span
-    ) -> Span:
-        return Span(
-            name=name,
-            trace_id=place.trace,
-            span_id=place.span,
-            parent_id=place.parent,
-            start_unix_ns=self._unix(within[0]),
-            end_unix_ns=self._unix(within[1]),
-            attributes=attributes,
-            **{"links": (self._run,), **rest},
-        )
-
-
-def _step_attributes(step: StepFacts) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
-        catalog.STEP_NUMBER.name: step.number,
-        catalog.SPAN_PHASE.name: step.phase,
-        catalog.KEEP_REASON.name: step.reason,
-        catalog.TRACE_CLASS.name: "step",
-    }
-    if step.loader:
-        attributes[catalog.SPAN_LOADER.name] = step.loader
-    if step.samples:
-        attributes[catalog.BATCH_SIZE.name] = step.samples
-    if step.baseline_ns:
-        attributes[catalog.STEP_BASELINE.name] = step.baseline_ns / 1e9
-    return attributes
-
-
 MOST_CHILDREN = 64
 """Stage spans per step; of more, the first ones are kept."""
 
@@ -353,10 +196,12 @@ class SpanBuilder:
     ) -> None:
         self.exemplars: dict[str, dict[tuple[str, ...], deque[Exemplar]]] = {"stage": {}, "step": {}}
         """By what was timed, and its labels."""
-        self._tracer = Tracer(ids, anchor)
+        self._ids = ids
         self._unix = anchor.unix
         self._names = names
         self._device_ns = device_ns
+        self._run = SpanLink(ids.trace("run"), ids.own("run"))
+        self._passes = 0
         self._spans: list[Span] = []
         self._events: list[Event] = []
 
@@ -366,52 +211,52 @@ class SpanBuilder:
         self._spans, self._events = [], []
         return spans, events
 
-    def start(self, started_ns: int, ended_ns: int) -> None:
-        """Adds the root span of the run; see ``Tracer.run_start``."""
-        self._spans.append(self._tracer.run_start(started_ns, ended_ns))
-
     def event(self, name: str, at_ns: int, attributes: Mapping[str, AttributeValue]) -> None:
         """Adds an event."""
         self._events.append(Event(name=name, time_unix_ns=self._unix(at_ns), attributes=attributes))
 
+    def start(self, started_ns: int, ended_ns: int) -> None:
+        """Adds the root span of the run. It ends after milliseconds, so that a crash cannot lose it."""
+        attributes = {**self._of_run(), catalog.TRACE_CLASS.name: "run"}
+        self._add(catalog.RUN_SPAN, self._run, (started_ns, ended_ns), attributes, links=())
+
+    def end(self, at_ns: int, step: int, *, error: str = "") -> None:
+        """Adds the end of the run; ``error``: the cause if it did not end normally."""
+        place = SpanLink(self._ids.trace("run end"), self._ids.own("run end"))
+        attributes = {**self._of_run(), catalog.STEP_NUMBER.name: step, catalog.TRACE_CLASS.name: "run"}
+        self._add(catalog.RUN_END_SPAN, place, (at_ns, at_ns), attributes, error=error)
+
     def step(
         self, closed: ClosedSteps, kept: SampledStep, before: Sequence[StageCalls], *, thread: str = ""
     ) -> None:
-        """Adds a sampled step, which closed in ``closed``, with its calls from ``before`` and exemplars that point to it."""
-        steps, row = closed.steps, kept.row
-        inside = np.flatnonzero(closed.occurrences.step == row)
-        children = [self._child(part, place) for part in before for place in range(len(part.step))]
-        children += [self._child(closed.occurrences, place) for place in inside[:MOST_CHILDREN].tolist()]
-        facts = StepFacts(
-            kept.number,
-            kept.reason,
-            PHASES[int(steps.phase[row])],
-            self._loader(int(steps.loader[row])),
-            int(steps.started_ns[row]),
-            int(steps.ended_ns[row]),
-            int(steps.duration_ns[row]),
-            kept.baseline_ns,
-            int(steps.samples[row]),
-            children[:MOST_CHILDREN],
+        """Adds a sampled step, which closed in ``closed``, with its calls from ``before`` and exemplars that point to it.
+
+        The first of its spans is the same on all ranks, and rank 0 sends it; below are the part of this rank, and the calls.
+        """
+        ids, steps, row = self._ids, closed.steps, kept.row
+        what = ("step", kept.number, *([thread] if thread else []))
+        trace, root, mine = ids.trace(*what), ids.span(*what), ids.own(*what)
+        within = int(steps.started_ns[row]), int(steps.ended_ns[row])
+        attributes = self._of_step(steps, kept)
+        if ids.rank == 0:
+            self._add(catalog.STEP_SPAN, SpanLink(trace, root), within, attributes)
+        calls = _calls_of(closed.occurrences, row, before)
+        failed = next((self._names.sources[source].stage for source, _, _, failed, *_ in calls if failed), "")
+        attributes, error = {**attributes, catalog.SPAN_RANK.name: ids.rank}, failed and f"{failed} failed"
+        self._add(
+            catalog.RANK_STEP_SPAN, SpanLink(trace, mine), within, attributes, parent_id=root, error=error
         )
-        spans, (trace, ids, mine) = self._tracer.step(facts, thread)
-        self._spans += spans
-        for child, span in zip(facts.children, ids, strict=True):
-            lasted_ns = child.ended_ns - child.started_ns
-            exemplar = Exemplar(lasted_ns / NS_PER_S, self._unix(child.ended_ns), trace, span)
-            self._exemplify("stage", (child.stage, child.loader, facts.phase), exemplar)
-        exemplar = Exemplar(facts.duration_ns / NS_PER_S, self._unix(facts.ended_ns), trace, mine)
-        self._exemplify("step", (facts.loader, facts.phase), exemplar)
+        phase = PHASES[int(steps.phase[row])]
+        for number, call in enumerate(calls):
+            self._add_call(call, SpanLink(trace, ids.own(*what, number)), phase, parent_id=mine)
+        exemplar = Exemplar(int(steps.duration_ns[row]) / NS_PER_S, self._unix(within[1]), trace, mine)
+        self._exemplify("step", (self._loader(int(steps.loader[row])), phase), exemplar)
 
     def checkpoint(self, within: tuple[int, int], step: int, *, failed: bool) -> None:
         """Adds a checkpoint."""
         attributes: dict[str, AttributeValue] = {catalog.STEP_NUMBER.name: step}
         error = "checkpoint failed" if failed else ""
-        self._pass_over(catalog.CHECKPOINT_SAVE_SPAN, within, attributes, "checkpoint", error=error)
-
-    def end(self, at_ns: int, step: int, *, error: str = "") -> None:
-        """Adds the end of the run; ``error``: the cause if it did not end normally."""
-        self._spans.append(self._tracer.run_end(at_ns, step, error=error))
+        self._add_alone(catalog.CHECKPOINT_SAVE_SPAN, within, attributes, "checkpoint", error=error)
 
     def evaluation(self, over: EvalPass, step: int) -> None:
         """Adds an evaluation pass."""
@@ -421,7 +266,7 @@ class SpanBuilder:
             catalog.SPAN_LOADER.name: over.loader,
             catalog.BATCH_COUNT.name: over.batches,
         }
-        self._pass_over(catalog.EVAL_SPAN, (over.started_ns, over.ended_ns), attributes, "eval")
+        self._add_alone(catalog.EVAL_SPAN, (over.started_ns, over.ended_ns), attributes, "eval")
 
     def stall(
         self, within: tuple[int, int], step: int, stage: str, loader: str, *, suspect: int | None = None
@@ -431,18 +276,18 @@ class SpanBuilder:
         ``suspect`` is the rank that all others wait for; None for a stall of this rank.
         """
         attributes: dict[str, AttributeValue] = {
-            catalog.SPAN_RANK.name: self._tracer.ids.rank if suspect is None else suspect,
+            catalog.SPAN_RANK.name: self._ids.rank if suspect is None else suspect,
             **({} if suspect is None else {catalog.STALL_SUSPECT.name: True}),
             catalog.STEP_NUMBER.name: step,
             catalog.SPAN_STAGE.name: stage,
             catalog.SPAN_LOADER.name: loader,
             catalog.STALL_AGE.name: (within[1] - within[0]) / NS_PER_S,
         }
-        self._pass_over(catalog.STALL_SPAN, within, attributes, "stall")
+        self._add_alone(catalog.STALL_SPAN, within, attributes, "stall")
         self.event(catalog.STALL_SPAN.name, within[1], attributes)
 
     def capture(self, capture: Capture) -> None:
-        """Adds a finished capture: a span that links to its steps, and an event."""
+        """Adds a finished capture: a span that links to its steps, sampled or not, and an event."""
         first, last = capture.steps
         attributes: dict[str, AttributeValue] = {catalog.SPAN_PROFILER_TRIGGER.name: capture.trigger}
         if capture.alert:
@@ -459,10 +304,10 @@ class SpanBuilder:
         if capture.problem:
             attributes[catalog.PROFILER_PROBLEM.name] = capture.problem
         steps = range(first, min(last, first + MOST_CHILDREN) + 1) if first >= 0 else ()
-        links = [self._tracer.step_link(number) for number in steps]
+        links = [SpanLink(self._ids.trace("step", n), self._ids.own("step", n)) for n in steps]
         kind = catalog.PROFILER_CAPTURE_SPAN
-        self._pass_over(kind, capture.within_ns, attributes, "profiler", error=capture.error, links=links)
-        self.event(catalog.PROFILER_CAPTURE_SPAN.name, capture.within_ns[1], attributes)
+        self._add_alone(kind, capture.within_ns, attributes, "profiler", error=capture.error, links=links)
+        self.event(kind.name, capture.within_ns[1], attributes)
 
     def exhausted(self, loader: str, reason: str, at_ns: int, *, step: int) -> None:
         """Adds the end of a pass over a loader."""
@@ -473,24 +318,87 @@ class SpanBuilder:
         }
         self.event(catalog.LOADER_EXHAUSTED_EVENT.name, at_ns, attributes)
 
-    def _pass_over(self, *args: Any, **rest: Any) -> None:
-        self._spans.append(self._tracer.pass_over(*args, **rest))
+    def _of_run(self) -> dict[str, AttributeValue]:
+        return {
+            catalog.RUN_ID.name: self._ids.run_id,
+            catalog.RUN_ATTEMPT.name: self._ids.attempt,
+            catalog.SPAN_RANK.name: self._ids.rank,
+        }
+
+    def _of_step(self, steps: StepRows, kept: SampledStep) -> dict[str, AttributeValue]:
+        attributes: dict[str, AttributeValue] = {
+            catalog.STEP_NUMBER.name: kept.number,
+            catalog.SPAN_PHASE.name: PHASES[int(steps.phase[kept.row])],
+            catalog.KEEP_REASON.name: kept.reason,
+            catalog.TRACE_CLASS.name: "step",
+        }
+        if loader := self._loader(int(steps.loader[kept.row])):
+            attributes[catalog.SPAN_LOADER.name] = loader
+        if samples := int(steps.samples[kept.row]):
+            attributes[catalog.BATCH_SIZE.name] = samples
+        if kept.baseline_ns:
+            attributes[catalog.STEP_BASELINE.name] = kept.baseline_ns / NS_PER_S
+        return attributes
+
+    def _add_call(self, call: tuple[int, ...], place: SpanLink, phase: str, *, parent_id: int) -> None:
+        """Adds one call of a step, a row of ``StageCalls``, and its exemplar."""
+        number, begun_ns, lasted_ns, failed, loader_number, *_ = call
+        source, loader = self._names.sources[number], self._loader(loader_number)
+        attributes: dict[str, AttributeValue] = {catalog.SPAN_STAGE.name: source.stage}
+        if loader:
+            attributes[catalog.SPAN_LOADER.name] = loader
+        if source.kind is SourceKind.FORWARD:
+            attributes[catalog.MODEL_NAME.name] = source.name
+        if (device_ns := self._device_ns(number, begun_ns)) is not None:
+            attributes[catalog.STAGE_DEVICE_TIME.name] = device_ns / NS_PER_S
+        kind = catalog.STAGE_SPANS.get(source.stage, catalog.STAGE_SPAN)
+        within, error = (begun_ns, begun_ns + lasted_ns), f"{source.stage} failed" if failed else ""
+        self._add(kind, place, within, attributes, parent_id=parent_id, links=(), error=error)
+        exemplar = Exemplar(
+            lasted_ns / NS_PER_S, self._unix(begun_ns + lasted_ns), place.trace_id, place.span_id
+        )
+        self._exemplify("stage", (source.stage, loader, phase), exemplar)
+
+    def _add_alone(
+        self, kind: catalog.SpanType, within: tuple[int, int], attributes: Mapping[str, AttributeValue],
+        trace_class: str, *, error: str = "", links: Sequence[SpanLink] = (),
+    ) -> None:  # fmt: skip
+        """Adds a span in a trace of its own."""
+        self._passes += 1
+        what = (kind.name, self._ids.rank, self._passes)
+        place = SpanLink(self._ids.trace(*what), self._ids.own(*what))
+        own = {**attributes, catalog.TRACE_CLASS.name: trace_class}
+        self._add(kind, place, within, own, links=(self._run, *links), error=error)
+
+    def _add(  # noqa: PLR0913  # as a span has
+        self, kind: catalog.SpanType, place: SpanLink, within: tuple[int, int], attributes: Mapping[str, AttributeValue],
+        *, parent_id: int = 0, links: tuple[SpanLink, ...] | None = None, error: str = "",
+    ) -> None:  # fmt: skip
+        """Adds a span with its ids in ``place``; by default with a link to the start of the run."""
+        self._spans.append(
+            Span(
+                name=kind.name,
+                trace_id=place.trace_id,
+                span_id=place.span_id,
+                parent_id=parent_id,
+                start_unix_ns=self._unix(within[0]),
+                end_unix_ns=self._unix(within[1]),
+                attributes=attributes,
+                links=(self._run,) if links is None else links,
+                error=error,
+            )
+        )
 
     def _exemplify(self, what: str, labels: tuple[str, ...], exemplar: Exemplar) -> None:
         self.exemplars[what].setdefault(labels, deque(maxlen=EXEMPLARS_PER_SERIES)).append(exemplar)
 
-    def _child(self, part: StageCalls, place: int) -> ChildSpan:
-        source = self._names.sources[int(part.source[place])]
-        begun = int(part.started_ns[place])
-        return ChildSpan(
-            source.stage,
-            self._loader(int(part.loader[place])),
-            source.name if source.kind is SourceKind.FORWARD else "",
-            begun,
-            begun + int(part.inclusive_ns[place]),
-            bool(part.failed[place]),
-            self._device_ns(int(part.source[place]), begun),
-        )
-
     def _loader(self, source: int) -> str:
         return self._names.sources[source].name if source >= 0 else ""
+
+
+def _calls_of(ended: StageCalls, row: int, before: Sequence[StageCalls]) -> list[tuple[int, ...]]:
+    """Returns the first calls of the step in that row: what of it ended before, and its part of ``ended``."""
+    inside = np.flatnonzero(ended.step == row)[:MOST_CHILDREN]
+    parts = [*before, StageCalls(*(column[inside] for column in ended))]
+    calls = [call for part in parts for call in zip(*(column.tolist() for column in part), strict=True)]
+    return calls[:MOST_CHILDREN]

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train import catalog
-from otel_train.aggregation.spans import ChildSpan, Ids, StepFacts, Tracer
-from otel_train.datamodel import Anchor
+from otel_train.aggregation.spans import Ids
+from otel_train.datamodel import Span
+from otel_train.recording.events import Op, SourceKind
+from tests.support.edges import TRAINING, Tape
+from tests.support.runs import KEEP_ALL, Run, run_state
 
-ANCHOR = Anchor(unix_ns=1_000_000, clock_ns=0)
 RUN = st.text(min_size=1, max_size=20)
 
 
-def tracer(rank: int = 0, run: str = "run-1", attempt: int = 0) -> Tracer:
-    return Tracer(Ids(run, attempt, rank), ANCHOR)
+def traced(tape: Tape, *, rank: int = 0) -> list[Span]:
+    """The spans of the steps on a tape."""
+    run = Run()
+    run.account = run_state(rank=rank, rules=KEEP_ALL)
+    return run.feed(tape, slice_=8).close(tape.now_ns).spans
 
 
-def facts(number: int = 7, children: tuple[ChildSpan, ...] = (), **more: Any) -> StepFacts:
-    given_ = {"reason": "slow", "phase": "train", "loader": "code", "started_ns": 100, "ended_ns": 162}
-    rest = {"duration_ns": 62, "baseline_ns": 31, "samples": 4}
-    return StepFacts(number=number, children=children, **{**given_, **rest, **more})
-
-
-FORWARD = ChildSpan("forward", "code", "model", 105, 125, failed=False)
-DATA = ChildSpan("data", "code", "", 100, 105, failed=False)
+def one_step(*, rank: int = 0) -> list[Span]:
+    """The spans of a step: data from 0 to 5, forward to 25, backward to 55, update to 62."""
+    return traced(Tape().step(), rank=rank)
 
 
 @given(RUN, st.integers(0, 9), st.integers(0, 10**12), st.integers(1, 512))
@@ -65,8 +64,7 @@ def test_making_ids_draws_no_random_numbers() -> None:
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002 - the global generator is the one that must stay
     before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002 - as above
-    tracer().step(facts(children=(DATA, FORWARD)))
-    tracer().pass_over(catalog.EVAL_SPAN, (0, 1), {}, trace_class="eval")
+    traced(Tape().step().stop().validate())
 
     assert random.getstate() == before[0]
     assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[index]  # noqa: NPY002 - as above
@@ -74,68 +72,62 @@ def test_making_ids_draws_no_random_numbers() -> None:
 
 def test_a_step_is_a_tree() -> None:
     """Root, this rank's part, its stages: what a trace view draws."""
-    spans, (trace, children, mine) = tracer().step(facts(children=(DATA, FORWARD)))
-    root, own, data, forward = spans
+    root, own, *stages = one_step()
 
-    assert [span.name for span in spans[:2]] == [catalog.STEP_SPAN.name, catalog.RANK_STEP_SPAN.name]
+    assert [span.name for span in (root, own)] == [catalog.STEP_SPAN.name, catalog.RANK_STEP_SPAN.name]
+    assert [span.attributes[catalog.SPAN_STAGE.name] for span in stages] == [
+        "data", "forward", "backward", "optimizer"
+    ]  # fmt: skip
     assert (root.parent_id, own.parent_id) == (0, root.span_id)
-    assert {data.parent_id, forward.parent_id} == {own.span_id} == {mine}
-    assert (data.span_id, forward.span_id) == children
-    assert {span.trace_id for span in spans} == {trace}
-    assert len({span.span_id for span in spans}) == 4
+    assert {span.parent_id for span in stages} == {own.span_id}
+    assert {span.trace_id for span in (root, own, *stages)} == {root.trace_id}
+    assert len({span.span_id for span in (root, own, *stages)}) == 6
 
 
 def test_times_of_spans_are_wall_time() -> None:
     """The monotonic clock means nothing outside of this machine."""
-    _, own, _ = tracer().step(facts(children=(FORWARD,)))[0][:3]
+    _, own, data, *_ = one_step()
 
-    assert (own.start_unix_ns, own.end_unix_ns) == (1_000_100, 1_000_162)
+    assert (own.start_unix_ns, own.end_unix_ns) == (10**18, 10**18 + 62)
+    assert (data.start_unix_ns, data.end_unix_ns) == (10**18, 10**18 + 5)
 
 
 def test_only_rank_zero_sends_the_root() -> None:
     """The same root sent by every rank would be as many spans with one id."""
-    names = [span.name for span in tracer(rank=3).step(facts())[0]]
+    own, *stages = one_step(rank=3)
 
-    assert names == [catalog.RANK_STEP_SPAN.name]
-    [span] = tracer(rank=3).step(facts())[0]
-    assert span.parent_id == tracer().step(facts())[0][0].span_id
+    assert own.name == catalog.RANK_STEP_SPAN.name
+    assert own.parent_id == one_step()[0].span_id
+    assert catalog.STEP_SPAN.name not in {span.name for span in stages}
 
 
 def test_a_step_says_what_it_is() -> None:
     """Number, reason, loader, size, and what it was compared with: what a search asks for."""
-    attributes = tracer().step(facts())[0][1].attributes
+    tape = Tape().repeat(21, lambda tape: tape.ask(samples=4).forward().backward().update())
+    own = [span for span in traced(tape) if span.name == catalog.RANK_STEP_SPAN.name][-1]
 
-    assert attributes[catalog.STEP_NUMBER.name] == 7
-    assert attributes[catalog.KEEP_REASON.name] == "slow"
-    assert attributes[catalog.SPAN_LOADER.name] == "code"
-    assert attributes[catalog.BATCH_SIZE.name] == 4
-    assert attributes[catalog.STEP_BASELINE.name] == 31e-9
-
-
-def test_a_step_carries_the_attributes_of_the_reference_page() -> None:
-    """A search for one that no span has would find nothing; ``error.type`` is added to what has failed when it is exported."""
-    child = FORWARD._replace(device_ns=5)
-    spans, _ = tracer().step(facts(children=(child,)))
-
-    for span, kind in zip(
-        spans, (catalog.STEP_SPAN, catalog.RANK_STEP_SPAN, catalog.FORWARD_SPAN), strict=True
-    ):
-        listed = {attribute.name for attribute in kind.attributes}
-        assert listed - {catalog.SPAN_ERROR_TYPE.name} == set(span.attributes)
+    assert own.attributes[catalog.STEP_NUMBER.name] == 20
+    assert own.attributes[catalog.KEEP_REASON.name] == "warmup"
+    assert own.attributes[catalog.SPAN_LOADER.name] == "code"
+    assert own.attributes[catalog.BATCH_SIZE.name] == 4
+    assert own.attributes[catalog.STEP_BASELINE.name] == 62e-9
+    listed = {attribute.name for attribute in catalog.RANK_STEP_SPAN.attributes}
+    assert listed - {catalog.SPAN_ERROR_TYPE.name} == set(own.attributes)
 
 
 def test_what_is_not_known_is_left_out() -> None:
     """Zero for "not measured" is a wrong value."""
-    attributes = tracer().step(facts(samples=0, loader="", baseline_ns=0))[0][1].attributes
+    own, forward, *_ = traced(Tape().forward().backward().update(), rank=1)
 
     absent = {catalog.SPAN_LOADER.name, catalog.BATCH_SIZE.name, catalog.STEP_BASELINE.name}
-    assert absent.isdisjoint(attributes)
+    assert absent.isdisjoint(own.attributes)
+    assert catalog.STAGE_DEVICE_TIME.name not in forward.attributes
 
 
 def test_a_failed_stage_fails_its_step() -> None:
     """Errors are searched for by status, on the stage and on the step."""
-    failed = FORWARD._replace(failed=True)
-    root, own, data, forward = tracer().step(facts(children=(DATA, failed)))[0]
+    tape = Tape().ask().run(SourceKind.FORWARD, "model", 20, flags=TRAINING, end=Op.FAIL).micro().update()
+    root, own, data, forward, *_ = traced(tape)
 
     assert (data.error, forward.error, own.error) == ("", "forward failed", "forward failed")
     assert root.error == ""
@@ -143,13 +135,12 @@ def test_a_failed_stage_fails_its_step() -> None:
 
 def test_every_trace_leads_back_to_the_start_of_the_run() -> None:
     """There is no run-long span, so the link is the only way from a step to its run."""
-    one = tracer()
-    start = one.run_start(0, 5)
-    linked = [
-        *one.step(facts())[0],
-        one.run_end(9, 3),
-        one.pass_over(catalog.CHECKPOINT_SAVE_SPAN, (1, 2), {}, trace_class="checkpoint"),
-    ]
+    run = run_state(rules=KEEP_ALL)
+    run.spans.start(0, 5)
+    run.spans.checkpoint((1, 2), 0, failed=False)
+    run.spans.end(9, 3)
+    (start, *linked), _ = run.spans.drain()
+    linked += one_step()[:2]
 
     assert start.links == ()
     assert {(link.trace_id, link.span_id) for span in linked for link in span.links} == {
@@ -159,11 +150,11 @@ def test_every_trace_leads_back_to_the_start_of_the_run() -> None:
 
 def test_every_pass_is_a_trace_of_its_own() -> None:
     """Two evaluations, or one on each of two ranks, are not one."""
+    tape = Tape().step().stop().validate().step().stop().validate()
     made = [
-        one.pass_over(catalog.EVAL_SPAN, (0, 1), {}, trace_class="eval")
-        for one in (tracer(0), tracer(1))
-        for _ in range(2)
+        span for rank in (0, 1) for span in traced(tape, rank=rank) if span.name == catalog.EVAL_SPAN.name
     ]
 
+    assert len(made) == 4
     assert len({span.trace_id for span in made}) == 4
     assert len({span.span_id for span in made}) == 4
