@@ -381,9 +381,12 @@ def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
 
 
 class JsonFileCache:
-    """At most ``MOST_CACHED`` JSON objects by path, read again only when their file has changed."""
+    """At most ``most`` JSON objects by path, read again only when their file has changed; of each what ``part`` returns."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, part: Callable[[dict[str, Any]], dict[str, Any]] | None = None, *, most: int = MOST_CACHED
+    ) -> None:
+        self._part, self._most = part, most
         self._kept: dict[Path, tuple[Mark, dict[str, Any]]] = {}
 
     def get(self, path: Path) -> dict[str, Any]:
@@ -392,9 +395,10 @@ class JsonFileCache:
         kept = self._kept.get(path)
         if mark is not None and kept is not None and kept[0] == mark:
             return kept[1]
-        value = read_json(path)
+        value = read_json(path) if self._part is None else self._part(read_json(path))
         if mark is not None:
-            while len(self._kept) >= MOST_CACHED:
+            self._kept.pop(path, None)
+            while len(self._kept) >= self._most:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[path] = (mark, value)
         return value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.cli import arguments, complain, print_json
 from otel_train.datamodel import SUMMARY_FILE
 from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.files import JsonFileCache, problem_of, replace_named
+from otel_train.files import problem_of, replace_named
 from otel_train.profiler.storage import captures_of, together
 from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.metrics_history import series_of
@@ -29,7 +29,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
     ranks = [read_summary(folder / SUMMARY_FILE) for folder in folders.values()]
     taken = _readable(captures_of(run))
     traces = [trace for path in (together(taken, taken[-1]) if taken else []) for trace in _read(path)]
-    view = RankReader(documents=JsonFileCache()).view(run, rank)
+    view = RankReader().view(run, rank)
     return view, {
         "summary": view.summary,
         "ranks": ranks,

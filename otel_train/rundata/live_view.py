@@ -225,11 +225,39 @@ def _wrong(document: Mapping[str, Any], schema: str, path: Path) -> list[str]:
     return [message_of(found, path.name)] if found else []
 
 
-class RankReader:
-    """Reads ranks; caches files that have not changed."""
+_OF_A_ROW = frozenset(
+    (
+        "schema", "run_name", "host", "world_size", "rank", "attempt", "pid", "state", "end_cause", "stall",
+        "started_unix_s", "wall_seconds", "steps", "throughput", "batches", "activities", "step_durations", "telemetry",
+    )
+)  # fmt: skip
+_MOST_ROWS = 1 << 16
+"""Ranks, of all runs, whose part of a summary is kept: some 3 kB each."""
 
-    def __init__(self, *, documents: JsonFileCache, now: Callable[[], float] = time.time) -> None:
-        self._documents = documents
+
+def row_cache() -> JsonFileCache:
+    """Returns a cache of summaries that keeps what tables of runs and ranks show: whole ones would take ten times the memory."""
+    return JsonFileCache(_row_of, most=_MOST_ROWS)
+
+
+def _row_of(summary: dict[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in summary.items() if key in _OF_A_ROW}
+    findings = {key: rows(summary[key])[:1] for key in ("findings", "verdicts") if key in summary}
+    return found | findings
+
+
+class RankReader:
+    """Reads ranks; caches files that have not changed.
+
+    Args:
+        cached_rows: that others use as well; None for one of its own.
+        now: Unix time.
+    """
+
+    def __init__(
+        self, *, cached_rows: JsonFileCache | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        self._documents, self._rows = JsonFileCache(), cached_rows or row_cache()
         self._now = now
         self._progress: dict[Path, tuple[tuple[Mark, Heartbeat | None, float | None], LiveProgress]] = {}
         self._history = lru_cache(_MOST_KEPT)(MetricsHistory)
@@ -252,7 +280,7 @@ class RankReader:
         series, histograms = self._history(folder).read()
         events = events_of(folder)
         others = {
-            each: found for each, path in folders.items() if (found := summary_of(self._documents, path, []))
+            each: found for each, path in folders.items() if (found := summary_of(self._rows, path, []))
         }
         return RankView(
             run=run, rank=shown, ranks=list(folders), about=about, summary=summary, written_unix_s=written_s, state=state,
@@ -317,10 +345,14 @@ class RunList:
 
     Args:
         only: name of the one run to show; None for all.
+        cached_rows: that others use as well; None for one of its own.
     """
 
-    def __init__(self, root: Path, *, only: str | None = None, documents: JsonFileCache) -> None:
-        self.root, self.only, self._documents = root, only, documents
+    def __init__(
+        self, root: Path, *, only: str | None = None, cached_rows: JsonFileCache | None = None
+    ) -> None:
+        self.root, self.only = root, only
+        self._documents, self._rows = JsonFileCache(), cached_rows or row_cache()
         self._ended: dict[str, tuple[tuple[Mark | None, ...], RunRow]] = {}
 
     def rows(self) -> list[RunRow]:
@@ -354,7 +386,7 @@ class RunList:
 
     def _read(self, name: str, run: Path, folders: Sequence[Path]) -> RunRow | None:
         about = self._documents.get_or_empty(run / RUN_FILE, [])
-        summaries = [summary_of(self._documents, folder, []) for folder in folders]
+        summaries = [summary_of(self._rows, folder, []) for folder in folders]
         summary, states = summaries[0], _states(folders, summaries, about)
         state = worst(states)
         if not about and not summary and not is_run(run):

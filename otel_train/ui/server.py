@@ -22,9 +22,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from otel_train.errors import ConfigError, shown
 from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_host
-from otel_train.files import JsonFileCache, open_below
+from otel_train.files import open_below
 from otel_train.rundata.files import files_of
-from otel_train.rundata.live_view import RankReader, RunList
+from otel_train.rundata.live_view import RankReader, RunList, row_cache
 from otel_train.ui.components import asset
 from otel_train.ui.pages import TABS, no_such_run_page, run_page, runs_page
 
@@ -72,10 +72,10 @@ class _Site:
     """Answers requests, in threads: a lock keeps what has been read whole."""
 
     def __init__(self, root: Path, only: str | None) -> None:
-        documents = JsonFileCache()
+        rows = row_cache()
         self._root, self._only = root, only
-        self._run_list = RunList(root, only=only, documents=documents)
-        self._ranks = RankReader(documents=documents)
+        self._run_list = RunList(root, only=only, cached_rows=rows)
+        self._ranks = RankReader(cached_rows=rows)
         self._lock = threading.Lock()
         self.assets = {
             "/style.css": ("text/css", asset("page.css")),

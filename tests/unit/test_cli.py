@@ -30,7 +30,6 @@ from otel_train.console.text import TextLayout, display_width
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.otlp_response import why
 from otel_train.exporters.spool import SpoolQueue
-from otel_train.files import JsonFileCache
 from otel_train.rundata.live_view import RankReader, RunList
 from otel_train.ui.captures import artifacts
 from tests.support.command_line import Cli
@@ -213,7 +212,7 @@ def test_the_summary_is_as_patient_as_the_list_of_runs(run_of_two: Path, cli: Cl
     """Without a flight recorder a sign of life is a new summary, here one in two hours; it took that for gone."""
     (run_of_two / "run.json").write_text('{"settings": {"tuning": "summary_interval_s=7200"}}')
     left_an_hour_ago(run_of_two / "rank0" / "summary.json", os.uname().nodename)
-    [row] = RunList(run_of_two.parent, documents=JsonFileCache()).rows()
+    [row] = RunList(run_of_two.parent).rows()
 
     out = cli("summary", run_of_two, "--rank", "0").out
 
@@ -231,7 +230,7 @@ def test_a_post_mortem_is_named_where_there_is_one(recorded: bool, run_of_two: P
     if recorded:
         (run_of_two / "rank1" / "flight.bin").write_bytes(b"")
 
-    view = RankReader(documents=JsonFileCache()).view(run_of_two, 0)
+    view = RankReader().view(run_of_two, 0)
 
     advice = {notice.title: notice.advice for notice in view.notices}
     for said in (

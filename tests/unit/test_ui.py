@@ -16,7 +16,6 @@ from urllib.parse import quote
 import pytest
 
 from otel_train import files
-from otel_train.files import JsonFileCache
 from otel_train.rundata.files import File
 from otel_train.rundata.live_view import RunList
 from otel_train.ui import captures
@@ -568,7 +567,7 @@ def test_a_list_of_runs_that_have_ended_reads_again_what_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where they are more than documents are kept; with ten thousand each look took half a minute."""
-    monkeypatch.setattr("otel_train.files.MOST_CACHED", 4)
+    monkeypatch.setattr("otel_train.rundata.live_view._MOST_ROWS", 4)
     many(tmp_path, 12)
     for run in tmp_path.iterdir():
         say_summary(run)
@@ -593,6 +592,33 @@ def test_a_list_of_runs_that_have_ended_reads_again_what_has_changed(
     assert set(read) == {"run-0003"}
     assert "renamed" in answer.text
     assert "run-0005" not in answer.text
+
+
+def test_a_page_of_a_live_run_of_many_ranks_reads_again_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 4,096 ranks on it read every summary at each look, for seconds."""
+    many(tmp_path, 1)
+    run = tmp_path / "run-0000"
+    say_state(run, 0, "running")
+    for rank in range(1, 4100):
+        (run / f"rank{rank}").mkdir()
+        shutil.copy(run / "rank0/summary.json", run / f"rank{rank}/summary.json")
+    read: list[str] = []
+    before = files.read_json
+
+    def noted(path: Path) -> Any:
+        read.append(path.parent.name)
+        return before(path)
+
+    site = application(tmp_path)
+    ask(site, "/")
+    monkeypatch.setattr(files, "read_json", noted)
+    say_state(run, 7, "failed")
+    ask(site, "/run/run-0000?rank=3")
+    assert set(read) <= {"run-0000", "rank0", "rank3", "rank7"}
+
+    assert "1 other rank failed" in ask(site, "/run/run-0000?rank=3").text
 
 
 def say_state(run: Path, rank: int, state: str, attempt: int = 0) -> None:
@@ -620,7 +646,7 @@ def test_the_list_shows_the_worst_state_of_the_ranks(states: list[str], word: st
     for rank, state in reversed(list(enumerate(states))):
         say_state(tmp_path / "run-0000", rank, state)
 
-    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+    [row] = RunList(tmp_path).rows()
 
     assert row.state.word == word
 
@@ -634,7 +660,7 @@ def test_the_table_of_ranks_shows_each_as_the_list_of_runs_does(tmp_path: Path) 
     os.utime(run / "rank1/summary.json", (1e9, 1e9))
 
     text = page(tmp_path, "run-0000").text
-    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+    [row] = RunList(tmp_path).rows()
 
     assert row.state.word == "silent"
     assert re.search(r'rank=1">rank 1</a></td><td[^>]*>silent</td>', text)
@@ -648,7 +674,7 @@ def test_the_list_shows_why_a_run_failed(tmp_path: Path) -> None:
         say_summary(tmp_path / run, state=state, end_cause="ValueError: no label 12", findings=[finding])
 
     text = ask(application(tmp_path), "/").text
-    [failed] = RunList(tmp_path, documents=JsonFileCache()).rows()[1:]
+    [failed] = RunList(tmp_path).rows()[1:]
 
     assert "<td>ValueError: no label 12</td>" in text
     assert text.count("<td>compute bound</td>") == 1
@@ -691,7 +717,7 @@ def test_a_rank_that_ended_in_an_earlier_start_says_nothing_of_the_last(tmp_path
     say_state(tmp_path / "run-0000", 1, "failed", attempt=0)
     say_state(tmp_path / "run-0000", 0, "finished", attempt=1)
 
-    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+    [row] = RunList(tmp_path).rows()
 
     assert row.state.word == "finished"
 
@@ -701,7 +727,7 @@ def test_a_rank_that_ends_after_another_has_failed_is_not_missed(tmp_path: Path)
     many(tmp_path, 1)
     for rank, state in ((1, "running"), (0, "failed")):
         say_state(tmp_path / "run-0000", rank, state)
-    runs = RunList(tmp_path, documents=JsonFileCache())
+    runs = RunList(tmp_path)
     [before] = runs.rows()
     kept = (tmp_path / "run-0000/rank0/summary.json").read_bytes()
     (tmp_path / "run-0000/rank1/summary.json").write_bytes(kept.replace(b'"failed"', b'"killed"'))

@@ -21,7 +21,6 @@ import pytest
 
 from otel_train.datamodel import Anchor
 from otel_train.errors import ConfigError
-from otel_train.files import JsonFileCache
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import Heartbeat, heartbeat_of
 from otel_train.recording.recorder import Recorder
@@ -90,7 +89,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 
 def viewer(training: Training) -> RankReader:
-    return RankReader(documents=JsonFileCache(), now=lambda: training.now_s)
+    return RankReader(now=lambda: training.now_s)
 
 
 def look(viewer: RankReader, training: Training) -> RankView:
@@ -239,7 +238,7 @@ def test_all_readers_agree_on_whether_the_process_of_a_rank_lives(
     say_summary(training.run, state="running", host=identity.get("host", HERE), started_unix_s=float(START_S))
 
     shown = cli("summary", training.run).out
-    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+    [row] = RunList(tmp_path).rows()
 
     words = {look(viewer(training), training).state.word, row.state.word}
     assert words == {"gone" if alive is False else "silent"}
@@ -270,7 +269,7 @@ def test_the_post_mortem_goes_by_the_heartbeat_of_another_container(
     training.train(1)
     training.heartbeat()
     monkeypatch.setattr("time.time", lambda: training.now_s + quiet_s)
-    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+    [row] = RunList(tmp_path).rows()
 
     report = read_postmortem(training.run / "rank0")
 
@@ -301,7 +300,7 @@ def test_the_end_of_a_rank_whose_summary_cannot_be_read_is_not_known(training: T
     training.train(5)
     training.heartbeat()
     (training.run / "rank0" / "summary.json").write_text('{"state": "fini')
-    view = RankReader(documents=JsonFileCache(), now=lambda: training.now_s + 100).view(training.run, 0)
+    view = RankReader(now=lambda: training.now_s + 100).view(training.run, 0)
 
     assert view.state.word == "unknown"
     assert view.notices[0].severity == "warning"
@@ -334,9 +333,9 @@ def test_a_rank_whose_agent_could_not_begin_is_gone_once_its_process_is(
     run = tmp_path / "r1"
     (run / "rank0").mkdir(parents=True)
     (run / "run.json").write_text(json.dumps(about))
-    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+    [row] = RunList(tmp_path).rows()
 
-    view = RankReader(documents=JsonFileCache()).view(run, 0)
+    view = RankReader().view(run, 0)
 
     assert (row.state.word, view.state.word) == (word, word)
 
@@ -345,7 +344,7 @@ def test_a_flight_file_that_is_no_longer_written_is_worked_out_once(tmp_path: Pa
     """Pages of runs that ended stay open, and ask on."""
     run = leave_run(tmp_path, [5])
     say_summary(run)
-    seeing = RankReader(documents=JsonFileCache())
+    seeing = RankReader()
 
     assert seeing.view(run, 0).progress is seeing.view(run, 0).progress
 
