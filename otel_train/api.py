@@ -375,22 +375,36 @@ def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # A
     return iterable if session is None else session.watch(iterable, name=name, phase=phase)
 
 
-def log(**values: Any) -> None:  # Any: numbers, or tensors of one element
-    """Hands over values: ``log(loss=loss, lr=rate)``. Tensors are read later; nothing waits for the device."""
-    session = current()
-    if session is not None:
-        session.log(values)
+def log(
+    values: Mapping[str, Any] | None = None, /, **named: Any
+) -> None:  # Any: numbers, or tensors of one element
+    """Hands over values: ``log(loss=loss, lr=rate)`` or ``log({"train/loss": loss})``.
 
-
-def event(name: str, **attributes: Any) -> None:  # Any: text, numbers, truth values; else their text
-    """Records an event with attributes.
+    Tensors are read later; nothing waits for the device.
 
     Raises:
-        ConfigError: ``name`` is no name.
+        ConfigError: a value has no name.
     """
     session = current()
     if session is not None:
-        session.event(name, attributes)
+        if values is not None:
+            session.log(values)
+        if named:
+            session.log(named)
+
+
+def event(
+    name: str, attributes: Mapping[str, Any] | None = None, **named: Any
+) -> None:  # Any: text, numbers, truth values; else their text
+    """Records an event with attributes: ``event("curriculum", stage=2)`` or ``event("curriculum", {"data.stage": 2})``.
+
+    Raises:
+        ConfigError: ``name`` is no name, or an attribute has none.
+    """
+    session = current()
+    if session is not None:
+        given = named if attributes is None else {**attributes, **named} if named else attributes
+        session.event(name, given)
 
 
 def capture(**request: Any) -> str:  # Any: see below

@@ -73,7 +73,7 @@ class ValueQueue:
         Raises:
             ConfigError: a value has no name.
         """
-        remedy = 'Write log(loss=loss), or session.log({"loss": loss})'
+        remedy = 'Write log(loss=loss), or log({"loss": loss})'
         by_name("log({})", values, "values by name", remedy)
         for name in values:
             if name.__class__ is not str:

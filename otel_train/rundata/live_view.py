@@ -14,6 +14,7 @@ from otel_train.recording.flight_recorder import heartbeat_of, read_flight
 from otel_train.rundata.alerts import Notice, events_of, notices
 from otel_train.rundata.files import (
     FOREIGN,
+    current_document,
     has_postmortem,
     is_run,
     mapping,
@@ -240,10 +241,10 @@ def row_cache() -> JsonFileCache:
     return JsonFileCache(_row_of, most=_MOST_ROWS)
 
 
-def _row_of(summary: dict[str, Any]) -> dict[str, Any]:
+def _row_of(document: dict[str, Any]) -> dict[str, Any]:
+    summary = current_document(document)
     found = {key: value for key, value in summary.items() if key in _OF_A_ROW}
-    findings = {key: rows(summary[key])[:1] for key in ("findings", "verdicts") if key in summary}
-    return found | findings
+    return found | {"findings": rows(summary.get("findings"))[:1]}
 
 
 class RankReader:

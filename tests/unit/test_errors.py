@@ -141,9 +141,11 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a loader named with nothing": (lambda s: s.add(loaders={"": ROWS}), "loader name ''"),
     "a model named with nothing": (lambda s: s.add({"": torch.nn.Linear(1, 1)}), "model name ''"),
     "values without names": (lambda s: s.log(0.5), r"log\(0\.5\): expected values by name\. Write log\(loss=loss\)"),
+    "one value in the place of several": (lambda _: otel_train.log(0.5), r"log\(0\.5\): expected values by name\. Write log\(loss=loss\)"),  # type: ignore[arg-type]
     "values under numbers": (lambda s: s.log({1: 0.5}), r"log\(\{1: \.\.\.\}\): expected text"),
     "an event by number": (lambda _: otel_train.event(5), r"event\(5\): expected text"),  # type: ignore[arg-type]
     "an event without names": (lambda s: s.event("a", ["b"]), r"event\('a', \['b'\]\): expected attributes by name"),
+    "an event with a text": (lambda _: otel_train.event("a", "b"), r"event\('a', 'b'\): expected attributes by name"),  # type: ignore[arg-type]
     "a capture with a slip": (lambda _: otel_train.capture(step=5), "capture request: 'step': .* Did you mean 'steps'"),
     "a capture in words": (lambda _: otel_train.capture(steps="5"), "steps='5': expected a whole number from 1 to"),
     "a switch in words": (lambda _: otel_train.capture(with_stack="False"), "with_stack='False': expected True or False"),
