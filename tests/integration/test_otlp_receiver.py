@@ -150,19 +150,6 @@ def test_in_every_trouble_closing_is_bounded_and_what_is_left_is_replayed_once( 
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_retry_that_succeeds_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collector that restarts within seconds is not worth a word."""
-    with http_receiver("503") as received:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
-        otlp = exporter(tmp_path)
-        otlp.export(ExportBatch(snapshot=snapshot()))
-        until(lambda: received.requests, seconds=5)
-        received.mode = "ok"
-        assert received.wait(metrics=1, timeout_s=4)
-        otlp.close(1)
-        assert not otlp.drops
-
-
 def test_the_log_names_the_reason_and_the_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,13 +180,6 @@ SCRIPT = textwrap.dedent(
     from tests.support.snapshots import RESOURCE, snapshot, spans
     otlp = OtlpExporter(OtlpSettings.read(os.environ), OtlpLines(RESOURCE), directory=Path(sys.argv[1]))
     otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
-    if "fork" in sys.argv:
-        pid = os.fork()
-        if pid == 0:
-            otlp.export(ExportBatch(snapshot=snapshot(99.0), spans=spans()))
-            otlp.close(2)
-            sys.exit(0)
-        os.waitpid(pid, 0)
     import time
     start = time.monotonic()
     if "unclosed" not in sys.argv:
@@ -237,21 +217,6 @@ def test_a_black_hole_does_not_delay_the_end_of_the_process(
         after_s, err = run_script(tmp_path, *words)
     assert after_s < 1  # bare Python takes some time to go, too
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_a_forked_child_exports_nothing(
-    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker's copy of the metrics would double every sum."""
-    with RECEIVERS[protocol]() as received:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-        run_script(tmp_path, "fork")
-        assert len(received.metrics) == 1
-        assert len(received.traces) == 1
-        assert received.points()["train.steps"].sum.data_points[0].as_double == 7
-    assert not (tmp_path / "spool").exists()
 
 
 def test_replay_speaks_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

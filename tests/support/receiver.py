@@ -128,7 +128,7 @@ def ids_in_base64(node: Any) -> Any:
 def _response(path: str, kind: str, mode: str, received: Received) -> bytes:
     metrics = path.endswith("/v1/metrics")
     if mode != "partial":
-        return b"{}" if kind == "application/json" and mode != "bare" else b""
+        return b"{}" if kind == "application/json" else b""
     if kind == "application/json":
         key = "rejectedDataPoints" if metrics else "rejectedSpans"
         partial = {key: str(received.rejecting), "errorMessage": "too old"}
@@ -146,8 +146,8 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> It
 
     Modes: ok; slow (answers after ``slow_s``); a status (429 with Retry-After: 30); html (a login page with status 200);
     text (status 200 with plain text); partial (accepts with rejected records); odd (status 200, JSON that is no OTLP);
-    bare (status 200 without body and type); endless (status 200, a body without end); trickle (headers, a byte at a
-    time); close (the connection is closed without an answer).
+    endless (status 200, a body without end); trickle (headers, a byte at a time); close (the connection is closed
+    without an answer).
     """
     received = Received()
     received.mode, received.slow_s = mode, slow_s
@@ -189,7 +189,7 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> It
                 self._answer(400, b"not OTLP", "text/plain")
                 return
             received.take(asked)
-            self._answer(200, _response(self.path, kind, mode, received), "" if mode == "bare" else kind)
+            self._answer(200, _response(self.path, kind, mode, received), kind)
 
         def _answer(self, status: int, body: bytes, kind: str) -> None:
             self.send_response(status)

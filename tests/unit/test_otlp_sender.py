@@ -124,20 +124,6 @@ def test_a_request_that_gets_no_answer_is_said_to_wait(make: Make) -> None:
     until(lambda: not sender.failing)
 
 
-def test_what_is_put_is_sent_and_leaves_nothing(make: Make, tmp_path: Path) -> None:
-    """The whole point."""
-    collector = Collector()
-    sender = make(collector)
-    sender.put("metrics", metrics())
-    sender.put("traces", SPANS)
-    until(lambda: len(collector.got) == 2)
-    sender.close(2)
-
-    assert set(collector.got) == {metrics(), SPANS}
-    assert list(tmp_path.iterdir()) == []
-    assert not sender.drops
-
-
 def test_what_is_put_is_on_disk_before_it_is_sent(make: Make, tmp_path: Path) -> None:
     """SIGKILL in the middle of a request must lose nothing."""
     sender, _ = sending(make, metrics(1))

@@ -56,13 +56,6 @@ def test_nothing_is_created_before_the_first_line(tmp_path: Path, errors: list[O
     assert lines_of(file.path) == [1]
 
 
-def test_a_torn_last_line_is_skipped(tmp_path: Path) -> None:
-    """A killed process leaves half a line; the rest must stay readable."""
-    path = tmp_path / "a.jsonl"
-    path.write_text(line(1) + "\n" + line(2) + "\n" + '{"n": 3')
-    assert lines_of(path) == [1, 2]
-
-
 def test_the_next_attempt_does_not_glue_its_line_to_a_torn_one(tmp_path: Path, errors: list[OSError]) -> None:
     """Otherwise two lines are lost instead of one."""
     path = tmp_path / "a.jsonl"
