@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,7 @@ from tests.support.programs import command_of, environ, written
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 from tests.support.waiting import until
 from tests.support.warm import WarmProgram, ended
-from tests.support.zero_code import environment, launched, printed_by
-
-ROOT = Path(__file__).parents[2]
+from tests.support.zero_code import environment, launched
 
 LATER_S = 3.5
 """How much later a run may end with its collector away: 2 s, and a margin for a busy machine."""
@@ -153,9 +151,10 @@ PROGRAM = """
 """
 
 
-def exit_delay_s(folder: Path, endpoint: str) -> float:
+def exit_delay_s(folder: Path, endpoint: str, protocol: str) -> float:
     """Seconds from the program's last line until we have let go of it."""
-    done = ended(command_of(folder, PROGRAM), environ(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint))
+    settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+    done = ended(command_of(folder, PROGRAM), environ(**settings))
     assert done.returncode == 0, done.stderr
     return float(done.stdout.splitlines()[-1])
 
@@ -167,13 +166,21 @@ def slow() -> Iterator[str]:
         yield received.endpoint
 
 
-@pytest.mark.parametrize("trouble", [refusing_address, black_hole, slow])
+@pytest.mark.parametrize(
+    ("trouble", "protocol"),
+    [
+        (refusing_address, "http/json"),
+        (black_hole, "http/protobuf"),
+        (black_hole, "grpc"),
+        (slow, "http/json"),
+    ],
+)
 def test_a_collector_that_is_away_delays_no_exit_and_loses_nothing(
-    trouble: Callable[[], AbstractContextManager[str]], tmp_path: Path
+    trouble: Callable[[], AbstractContextManager[str]], protocol: str, tmp_path: Path
 ) -> None:
     """The job's allocation must not be held by its telemetry; what could not be sent is sent later."""
     with trouble() as endpoint:
-        delay_s = exit_delay_s(tmp_path, endpoint)
+        delay_s = exit_delay_s(tmp_path, endpoint, protocol)
     spooled = [path for path in (tmp_path / "runs/r/rank0/spool").rglob("*") if path.is_file()]
     with http_receiver() as received:
         counts = replay(tmp_path / "runs/r", endpoint=received.endpoint)
@@ -234,31 +241,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "r"
 
 
-def test_after_a_kill_the_flight_file_tells_where_it_was(killed: Path) -> None:
-    """SIGKILL runs no handler: which step, which stage, which loader."""
-    shown, as_json = (
-        printed_by("-m", "otel_train", "postmortem", killed, *more, folder=ROOT) for more in ([], ["--json"])
-    )
-
-    assert "forward" in shown
-    assert "30" in shown
-    assert json.loads(as_json)
-    assert '"forward"' in as_json
-    assert '"train"' in as_json
-
-
-def test_a_run_that_was_killed_is_gone_on_with_as_another_attempt(killed: Path, watch: Watch) -> None:
-    """A restart must not overwrite the black box of the crash before."""
-    before = (killed / "rank0/flight.bin").read_bytes()
-    session = watch(Net(), run_dir=str(killed.parent), run_id="r")
-
-    assert session.run_directory == killed
-    assert before in [path.read_bytes() for path in (killed / "rank0").glob("flight-*.bin")]
-
-
-# --- forks ----------------------------------------------------------------------------------------
-
-
 # --- the disk -------------------------------------------------------------------------------------
 
 FULL = """
@@ -308,24 +290,15 @@ def test_files_that_cannot_grow_stop_no_training(limit: int, tmp_path: Path) -> 
     assert done.stderr.count("otel") <= 3
 
 
-def test_a_disk_that_is_full_before_the_run_stops_no_training(small_disk: Path, tmp_path: Path) -> None:
-    """A map of a file without blocks kills with SIGBUS at the first write."""
-    with (small_disk / "fill").open("wb", buffering=0) as fill:
-        try:
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_full_disk_stops_no_training(small_disk: Path, tmp_path: Path, when: str) -> None:
+    """A map of a file without blocks kills with SIGBUS at the first write. Checkpoints fill disks."""
+    if when == "before":
+        with suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as fill:
             while True:
                 fill.write(bytes(1 << 16))
-        except OSError:
-            pass
-    done = trains_on(small_disk / "runs", tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "3000"
-    assert "Traceback" not in done.stderr
-
-
-def test_a_disk_that_fills_up_during_the_run_stops_no_training(small_disk: Path, tmp_path: Path) -> None:
-    """Checkpoints fill disks."""
-    done = trains_on(small_disk / "runs", tmp_path, 0, str(small_disk / "fill"))
+    filled = [str(small_disk / "fill")] if when == "during" else []
+    done = trains_on(small_disk / "runs", tmp_path, 0, *filled)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "3000"

@@ -226,14 +226,6 @@ def test_an_exception_looks_as_without_us(name: str, tmp_path: Path) -> None:
     assert observed == bare
 
 
-def test_the_session_ends_as_failed_when_its_block_raises(tmp_path: Path) -> None:
-    """A with-block knows how the run ended; so does the file."""
-    with pytest.raises(Fault), otel_train.instrument(Net(), **QUIET, run_dir=str(tmp_path)):
-        fail()
-
-    assert summary_below(tmp_path)["state"] == "failed"
-
-
 # --- ends ----------------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -254,16 +246,12 @@ if instrumented:
         None, {"train": train}, run_dir=folder, prometheus=False, console=False, otlp="off", tuning={"poll_interval_s": 0.02}
     )
     train = session.loaders["train"]
-if end == "handled_later":
-    signal.signal(signal.SIGTERM, clean_up)
 
 def loop():
     for i in train:
         if i == 3:
             if end == "finished":
                 return
-            if end == "exit":
-                sys.exit(3)
             if end == "raised":
                 raise LookupError("the user's own words")
             if end == "dropped":
@@ -351,21 +339,6 @@ def test_a_process_ends_as_without_us(
     summary = summary_below(tmp_path / "runs")
     assert summary["state"] == state
     assert summary["batches"]["train"] >= 4
-
-
-@pytest.mark.parametrize("end", ["exit", "handled_later"])
-def test_an_exit_with_a_status_keeps_it(end: str, tmp_path: Path) -> None:
-    """``sys.exit(3)``, and a handler that replaced ours: the cause is unknown, but the summary is complete.
-
-    Whether a status other than zero is a failure is for the reader: finished, failed and terminated will do.
-    """
-    send = signal.SIGTERM if end == "handled_later" else None
-    bare = run(tmp_path, end, instrumented=False, send=send)
-    observed = run(tmp_path, end, instrumented=True, send=send)
-
-    assert observed[:3] == bare[:3]
-    assert observed[0] in {3, 42}
-    assert summary_below(tmp_path / "runs")["state"] in {"finished", "failed", "terminated"}
 
 
 def test_a_process_that_drops_dead_hangs_nowhere(tmp_path: Path) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -166,57 +163,6 @@ def test_the_log_names_the_reason_and_the_spool(
     [line] = lines
     assert line.name == "otel_train"
     assert f"OTLP: {place} refuses connections; requests wait in {tmp_path}" in line.getMessage()
-
-
-SCRIPT = textwrap.dedent(
-    """
-    import os, sys
-    sys.path.insert(0, os.getcwd())
-    from pathlib import Path
-    from otel_train.exporters.otlp import OtlpExporter
-    from otel_train.exporters.otlp_json import OtlpLines
-    from otel_train.exporters.otlp_settings import OtlpSettings
-    from otel_train.datamodel import ExportBatch
-    from tests.support.snapshots import RESOURCE, snapshot, spans
-    otlp = OtlpExporter(OtlpSettings.read(os.environ), OtlpLines(RESOURCE), directory=Path(sys.argv[1]))
-    otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
-    import time
-    start = time.monotonic()
-    if "unclosed" not in sys.argv:
-        otlp.close(1.5)
-    print("closed", flush=True)
-    """
-)
-
-
-def run_script(directory: Path, *words: str) -> tuple[float, str]:
-    """How long the process lived on after its last line, in seconds, and what it said on stderr."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(directory), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "closed\n"
-        closed_s = time.monotonic()
-        _, err = process.communicate(timeout=30)
-        assert process.returncode == 0, err
-    return time.monotonic() - closed_s, err
-
-
-@pytest.mark.parametrize("words", [(), ("unclosed",)], ids=["closed", "not closed"])
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_a_black_hole_does_not_delay_the_end_of_the_process(
-    protocol: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The end does not join threads of otel_train or of the SDK."""
-    with black_hole() as place:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", place)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-        after_s, err = run_script(tmp_path, *words)
-    assert after_s < 1  # bare Python takes some time to go, too
-    assert "Traceback" not in err
 
 
 def test_replay_speaks_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

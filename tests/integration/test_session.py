@@ -215,18 +215,6 @@ def test_a_mistake_is_refused_at_once_and_nothing_stays(name: str, watch: Watch,
     assert name == "no address" or not (tmp_path / "runs").exists()
 
 
-def test_an_unknown_variable_is_said_and_training_goes_on(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A misspelt variable would be a setting that silently does not hold."""
-    monkeypatch.setenv("OTEL_TRAIN_EXPORT_EVRY_S", "5")
-
-    [ignored] = watch().summary()["settings_ignored"]
-
-    assert "Did you mean OTEL_TRAIN_EXPORT_INTERVAL_S?" in ignored["problem"]
-    assert ignored["problem"] in caplog.text
-
-
 def test_a_mistake_in_a_second_call_leaves_the_session_as_it_was(watch: Watch) -> None:
     """The good loader beside the bad one is not half added."""
     batches = loader(1)
@@ -493,24 +481,6 @@ def test_a_run_without_a_step_has_lasted_as_well(watch: Watch) -> None:
     jsonschema.validate(found, SCHEMA)
     assert found["wall_seconds"] >= 0.05
     assert found["activities"]["init"] == pytest.approx(found["wall_seconds"])
-
-
-def test_the_wait_for_the_agent_at_the_end_is_no_time_of_the_run(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An agent that is still beginning takes half a second: a short run would be idle for most of its time."""
-    began_s = time.perf_counter()
-    session = watch(Net())
-    service, begun_s = session._service, []
-
-    def wait(_: float) -> None:
-        begun_s.append(time.perf_counter())
-        time.sleep(0.5)
-
-    monkeypatch.setattr(service, "_await_agent", wait)
-    session.close()
-
-    assert session.summary()["wall_seconds"] < begun_s[0] - began_s
 
 
 def test_the_summary_on_the_way_fits_its_schema_too(watch: Watch) -> None:

@@ -94,29 +94,6 @@ def test_a_machine_without_the_loopback_address_runs_without_metrics_page(
     assert json.loads(path.read_text(encoding="utf-8"))["state"] == "finished"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"prometheus_address": "127.0.0.1:70000"},
-        {"prometheus_address": "no.such.host.invalid:9464"},
-        {"exporters": "nosuch"},
-        {"run_dri": "x"},
-        {"config_file": "nowhere.yaml"},
-    ],
-)
-def test_a_wrong_argument_is_refused_at_the_call(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is in the program, so whoever can correct it is looking."""
-    monkeypatch.chdir(tmp_path)
-    arguments: dict[str, Any] = {"run_dir": str(tmp_path), "console": False, **settings}
-
-    with pytest.raises(ConfigError, match=r"expected|not a setting|cannot be read|Use an address"):
-        otel_train.instrument(**arguments)
-
-    assert otel_train.current() is None
-
-
 def test_an_address_that_the_agent_process_cannot_listen_on_costs_no_other_telemetry(tmp_path: Path) -> None:
     """``instrument()`` has returned when the agent tries it: the run goes on, with the default address."""
     program = """

@@ -28,7 +28,7 @@ from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckRes
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.command_line import Cli
 from tests.support.http_server import http_server
-from tests.support.receiver import black_hole, http_receiver, refusing_address
+from tests.support.receiver import http_receiver, refusing_address
 from tests.support.zero_code import launched
 
 ROOT = Path(__file__).parents[2]
@@ -381,15 +381,6 @@ def test_a_clock_that_is_off_is_as_bad_as_it_is_far_off(ahead_s: float, state: s
     assert worst(found) == state
     if state != OK:
         assert ("ahead of" if ahead_s > 0 else "behind") in bad(found)[0].what
-
-
-def test_a_server_that_swallows_everything_does_not_hold_the_doctor_up() -> None:
-    """It never hangs: every question has a limit."""
-    began_s = time.monotonic()
-    with black_hole() as address:
-        found = looked_at(address)
-    assert "does not answer within 3 s" in only(found, PROBLEM).what
-    assert time.monotonic() - began_s < 30
 
 
 # --- end to end -----------------------------------------------------------------------------------

@@ -78,13 +78,6 @@ def test_the_former_name_of_an_option_is_accepted(capsys: pytest.CaptureFixture[
     assert run_command.settings_of(parsed("train.py")) == {}
 
 
-@pytest.mark.parametrize("item", ["export_every", "no_such=1", "=3"])
-def test_a_setting_that_is_none_is_refused(item: str) -> None:
-    """A typo must not cost a night of training without metrics."""
-    with pytest.raises(ConfigError, match="--set"):
-        run_command.settings_of(parsed("--set", item, "train.py"))
-
-
 def test_a_script_is_run_by_this_interpreter_and_a_command_as_it_is(tmp_path: Path) -> None:
     """A console script has an interpreter of its own."""
     for name, text, mode in (

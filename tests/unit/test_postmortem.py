@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,38 @@ recorder.edge(code(Op.BEGIN, forward, 3))
 print("ready", flush=True)
 time.sleep(60)
 """
+
+
+class Flight:
+    """A flight file under construction, started at the Unix time 1000 s."""
+
+    def __init__(self, folder: Path, *, edges: int = 64) -> None:
+        self.clock = FakeClock(1000)
+        self.memory = PrivateMemory(edges, Anchor(1000 * 10**9, 1000), folder / "flight.bin")
+        self.recorder = Recorder(self.memory, clock=self.clock)
+        self.source = self.recorder.source
+
+    def edges(self, *edges: tuple[Op, int]) -> None:
+        for op, source in edges:
+            self.recorder.edge(code(op, source))
+
+    def ask(self) -> None:
+        """A batch is asked for, and does not come."""
+        self.edges((Op.BEGIN, self.source(SourceKind.DATA, "code")))
+
+    def step(self, *sources: int) -> None:
+        """Stages of 5 ns each."""
+        for source in sources:
+            self.edges((Op.BEGIN, source))
+            self.clock.tick(5)
+            self.edges((Op.END, source))
+
+
+@pytest.fixture
+def flight(tmp_path: Path) -> Iterator[Flight]:
+    made = Flight(tmp_path)
+    yield made
+    made.memory.close()
 
 
 def leave_summary(folder: Path, **values: object) -> None:
@@ -96,65 +128,48 @@ def test_a_killed_process_leaves_its_last_steps_and_its_open_stage(tmp_path: Pat
     ids=["this one", "a later one", "in another container", "no /proc", "an earlier version"],
 )
 def test_a_process_that_only_has_the_number_of_a_rank_is_not_the_rank(
-    left: dict[str, str], alive: bool | None, tmp_path: Path
+    left: dict[str, str], alive: bool | None, tmp_path: Path, flight: Flight
 ) -> None:
     """A training process is number 1 of its container: number 1 of the machine always lives."""
-    memory, recorder = flight_of(tmp_path, FakeClock(1000))
-    recorder.set_identity({"run_id": "r1", "rank": 0, **left})
-    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
+    flight.recorder.set_identity({"run_id": "r1", "rank": 0, **left})
+    flight.ask()
 
-    report = read_postmortem(tmp_path)
-
-    assert report["alive"] is alive
-    memory.close()
+    assert read_postmortem(tmp_path)["alive"] is alive
 
 
-def flight_of(folder: Path, clock: FakeClock, *, edges: int = 64) -> tuple[PrivateMemory, Recorder]:
-    """A flight file under construction, started at the Unix time 1000 s."""
-    memory = PrivateMemory(edges, Anchor(1000 * 10**9, clock()), folder / "flight.bin")
-    return memory, Recorder(memory, clock=clock)
-
-
-def test_an_open_stage_lasts_until_the_last_sign_of_life(tmp_path: Path) -> None:
+def test_an_open_stage_lasts_until_the_last_sign_of_life(tmp_path: Path, flight: Flight) -> None:
     """The training thread hung; the agent did not."""
-    clock = FakeClock(1000)
-    memory, recorder = flight_of(tmp_path, clock)
-    loader = recorder.source(SourceKind.DATA, "code")
-    recorder.edge(code(Op.BEGIN, loader))
-    memory.poll(1030 * 10**9)
+    flight.ask()
+    flight.memory.poll(1030 * 10**9)
 
     (stage,) = read_postmortem(tmp_path)["open"]
 
     assert stage == {
         "stage": "data", "loader": "code", "model": None, "thread": "MainThread", "for_seconds": 30.0
     }  # fmt: skip
-    memory.close()
 
 
-def test_the_suspects_of_the_reports_are_read_from_a_summary_of_any_version(tmp_path: Path) -> None:
+def test_the_suspects_of_the_reports_are_read_from_a_summary_of_any_version(
+    tmp_path: Path, flight: Flight
+) -> None:
     """One with a key more, and one of which keys are missing, were a TypeError."""
-    memory, recorder = flight_of(tmp_path, FakeClock(1000))
-    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
+    flight.ask()
     known = {
         "rank": 3, "host": "b", "step": 7, "stage": "other", "loader": "", "quiet_s": 18.0, "silent": True
     }  # fmt: skip
     leave_summary(tmp_path, ranks={"suspects": [known | {"new": 1}, {"rank": 4}]})
 
     assert read_postmortem(tmp_path)["reported_suspects"] == [known]
-    memory.close()
 
 
-def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(tmp_path: Path) -> None:
+def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(
+    tmp_path: Path, flight: Flight
+) -> None:
     """A ring forgets; the summary has counted."""
-    clock = FakeClock(1000)
-    memory, recorder = flight_of(tmp_path, clock)
-    loader, sgd = recorder.source(SourceKind.DATA, "code"), recorder.source(SourceKind.OPTIMIZER, "SGD")
+    loader, sgd = flight.source(SourceKind.DATA, "code"), flight.source(SourceKind.OPTIMIZER, "SGD")
     for _ in range(100):
-        for source in (loader, sgd):
-            recorder.edge(code(Op.BEGIN, source))
-            clock.tick(5)
-            recorder.edge(code(Op.END, source))
-    memory.poll(1001 * 10**9)
+        flight.step(loader, sgd)
+    flight.memory.poll(1001 * 10**9)
     by_itself = read_postmortem(tmp_path)
     leave_summary(tmp_path, steps={"train": 100}, state="killed")
 
@@ -164,22 +179,21 @@ def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(tmp_path
     assert "step 0 is the first" in by_itself["warnings"][0]
     assert report["recent_steps"][-1]["index"] == 99
     assert report["state"] == "killed"
-    memory.close()
 
 
+@pytest.mark.usefixtures("flight")
 def test_a_process_that_died_before_its_first_edge_is_reported(tmp_path: Path) -> None:
     """Out of memory while the model was built."""
-    memory, _ = flight_of(tmp_path, FakeClock(1000))
-
     report = read_postmortem(tmp_path)
 
     assert (report["open"], report["last_step"], report["edges_in_file"]) == ([], None, 0)
     assert report["pid"] == os.getpid()
-    memory.close()
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"OTELTRN1", b"PK" * 200_000, None], ids=["empty", "cut", "foreign", "none"]
+    "content",
+    [b"", b"OTELTRN1", b"OTELTRN1" + bytes(400_000), b"PK" * 200_000, None],
+    ids=["empty", "cut", "zeros", "foreign", "none"],
 )
 def test_what_is_no_flight_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
     """The message must say which file and what is wrong."""
@@ -190,56 +204,42 @@ def test_what_is_no_flight_file_is_refused(tmp_path: Path, content: bytes | None
         read_postmortem(tmp_path)
 
 
-def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path, flight: Flight) -> None:
     """A copy that did not finish."""
-    clock = FakeClock(1000)
-    memory, recorder = flight_of(tmp_path, clock)
-    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
-    memory.poll(1001 * 10**9)
+    flight.ask()
+    flight.memory.poll(1001 * 10**9)
     whole = (tmp_path / "flight.bin").read_bytes()
     (tmp_path / "flight.bin").write_bytes(whole[: 300 * 1024])
 
     report = read_postmortem(tmp_path)
 
     assert [stage["loader"] for stage in report["open"]] == ["code"]
-    memory.close()
 
 
-def test_a_file_without_the_events_of_the_training_thread_is_refused_as_cut_off(tmp_path: Path) -> None:
+def test_a_file_without_the_events_of_the_training_thread_is_refused_as_cut_off(
+    tmp_path: Path, flight: Flight
+) -> None:
     """It was read as one of a process that had written nothing, and its rank as one between two stages."""
-    memory, recorder = flight_of(tmp_path, FakeClock(1000))
-    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
-    memory.poll(1001 * 10**9)
+    flight.ask()
+    flight.memory.poll(1001 * 10**9)
     whole = (tmp_path / "flight.bin").read_bytes()
     (tmp_path / "flight.bin").write_bytes(whole[: RINGS_OFFSET + 16])
 
     with pytest.raises(RunDirectoryError, match=r"flight\.bin: it is cut off"):
         read_postmortem(tmp_path)
-    memory.close()
 
 
-def test_a_loop_that_hung_after_its_update_was_still_in_that_step(tmp_path: Path) -> None:
+def test_a_loop_that_hung_after_its_update_was_still_in_that_step(tmp_path: Path, flight: Flight) -> None:
     """No ask had closed it: counted as closed, its rank would look further than those that waited for it."""
-    clock = FakeClock(1)
-    memory = PrivateMemory(1 << 12, Anchor(10**18, 0), tmp_path / "flight.bin")
-    recorder = Recorder(memory, clock=clock)
-    data, sgd = recorder.source(SourceKind.DATA, "code"), recorder.source(SourceKind.OPTIMIZER, "SGD")
+    data, sgd = flight.source(SourceKind.DATA, "code"), flight.source(SourceKind.OPTIMIZER, "SGD")
     steps = {}
     for number in range(5):
-        for source in (data, sgd):
-            recorder.edge(code(Op.BEGIN, source))
-            clock.tick(5)
-            recorder.edge(code(Op.END, source))
-            clock.tick(5)
+        flight.step(data, sgd)
         steps[number] = read_postmortem(tmp_path)["step"]
-    recorder.edge(code(Op.BEGIN, data))
-    clock.tick(5)
-    asked = read_postmortem(tmp_path)["step"]
-    recorder.release_memory()
-    memory.close()
+    flight.ask()
 
     assert steps == {number: number for number in range(5)}
-    assert asked == 5
+    assert read_postmortem(tmp_path)["step"] == 5
 
 
 def own(tape: Tape) -> Tape:
@@ -260,17 +260,17 @@ LOOPS: dict[str, Callable[[Tape], object]] = {
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_step_at_the_end_has_one_number(loop: str, tmp_path: Path) -> None:
     """The first line said 41 of the step that the event, the overview and the trace call 40."""
-    whole, clock = Tape(started_ns=1).repeat(12, LOOPS[loop]), FakeClock(1)
-    memory, recorder = flight_of(tmp_path, clock, edges=1 << 10)
+    whole = Tape(started_ns=1000).repeat(12, LOOPS[loop])
+    flight = Flight(tmp_path, edges=1 << 10)
     for each in whole.sources:
-        recorder.source(each.kind, each.name, each.phase)
+        flight.source(each.kind, each.name, each.phase)
     differ = []
     for place, (at_ns, word) in enumerate(zip(whole.times, whole.codes, strict=True), 1):
-        clock.tick(at_ns - clock())
-        recorder.edge(word)
+        flight.clock.tick(at_ns - flight.clock())
+        flight.recorder.edge(word)
         if 20 < place <= len(whole.codes) - 20:
             continue
-        read = Tape(started_ns=1)
+        read = Tape(started_ns=1000)
         read.sources, read.times, read.codes = whole.sources, whole.times[:place], whole.codes[:place]
         run = Run().feed(read).close(at_ns + 9)
         run.account.killed("SIGKILL")
@@ -281,7 +281,7 @@ def test_the_step_at_the_end_has_one_number(loop: str, tmp_path: Path) -> None:
         assert said or not report["open"]
         if len(set(numbers)) > 1:
             differ.append((place, numbers))
-    memory.close()
+    flight.memory.close()
 
     assert differ == []
 
@@ -290,21 +290,17 @@ def test_the_step_at_the_end_has_one_number(loop: str, tmp_path: Path) -> None:
     ("hung_s", "goes_on"), [(30, False), (30, True), (0, False)], ids=["hung", "went on", "raised"]
 )
 def test_a_rank_that_an_exception_ended_was_in_the_stage_that_raised(
-    tmp_path: Path, hung_s: int, goes_on: bool
+    tmp_path: Path, flight: Flight, hung_s: int, goes_on: bool
 ) -> None:
     """Ctrl-C while it hung, or out of memory. The exception ends the stage, and the program saves what it has."""
-    clock = FakeClock(1000)
-    memory, recorder = flight_of(tmp_path, clock)
     kinds = (SourceKind.DATA, SourceKind.BACKWARD, SourceKind.CHECKPOINT)
-    loader, backward, saving = (recorder.source(kind, "code") for kind in kinds)
-    for number, op in ((loader, Op.BEGIN), (loader, Op.END), (backward, Op.BEGIN)):
-        recorder.edge(code(op, number))
-    clock.tick(hung_s * 10**9)
-    for number, op in ((backward, Op.FAIL), (saving, Op.BEGIN), (saving, Op.END), (loader, Op.PASS_END)):
-        recorder.edge(code(op, number))
+    loader, backward, saving = (flight.source(kind, "code") for kind in kinds)
+    flight.edges((Op.BEGIN, loader), (Op.END, loader), (Op.BEGIN, backward))
+    flight.clock.tick(hung_s * 10**9)
+    flight.edges((Op.FAIL, backward), (Op.BEGIN, saving), (Op.END, saving), (Op.PASS_END, loader))
     if goes_on:
-        recorder.edge(code(Op.BEGIN, loader))
-    memory.poll(1034 * 10**9)  # the process waits for other code at its exit
+        flight.ask()
+    flight.memory.poll(1034 * 10**9)  # the process waits for other code at its exit
     leave_summary(tmp_path, state="interrupted", started_unix_s=1000.0, wall_seconds=hung_s)
 
     report = read_postmortem(tmp_path)
@@ -312,33 +308,27 @@ def test_a_rank_that_an_exception_ended_was_in_the_stage_that_raised(
     assert [stage["stage"] for stage in report["open"]] == ["data" if goes_on else "backward"]
     assert report["quiet_seconds"] == (0.0 if goes_on else hung_s)
     assert report["warnings"] == []
-    memory.close()
 
 
-def test_a_pause_in_a_stage_that_ended_is_none_of_the_end(tmp_path: Path) -> None:
+def test_a_pause_in_a_stage_that_ended_is_none_of_the_end(tmp_path: Path, flight: Flight) -> None:
     """A checkpoint that took three seconds was over when Ctrl-C came."""
-    clock = FakeClock(1000)
-    memory, recorder = flight_of(tmp_path, clock)
-    saving = recorder.source(SourceKind.CHECKPOINT, "checkpoint")
-    recorder.edge(code(Op.BEGIN, saving))
-    clock.tick(3 * 10**9)
-    recorder.edge(code(Op.END, saving))
-    memory.poll(1004 * 10**9)
+    saving = flight.source(SourceKind.CHECKPOINT, "checkpoint")
+    flight.edges((Op.BEGIN, saving))
+    flight.clock.tick(3 * 10**9)
+    flight.edges((Op.END, saving))
+    flight.memory.poll(1004 * 10**9)
     leave_summary(tmp_path, state="interrupted")
 
     assert read_postmortem(tmp_path)["open"] == []
-    memory.close()
 
 
 @pytest.mark.parametrize("wall_s", [1e308, -1e308])
-def test_an_end_that_cannot_be_is_left_out(wall_s: float, tmp_path: Path) -> None:
+def test_an_end_that_cannot_be_is_left_out(wall_s: float, tmp_path: Path, flight: Flight) -> None:
     """Any user may have written the summary."""
-    memory, recorder = flight_of(tmp_path, FakeClock(1000))
-    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
-    memory.poll(1030 * 10**9)
+    flight.ask()
+    flight.memory.poll(1030 * 10**9)
     leave_summary(tmp_path, state="failed", started_unix_s=wall_s, wall_seconds=wall_s)
 
     report = read_postmortem(tmp_path)
 
     assert (report["ended_unix_s"], report["quiet_seconds"]) == (None, 30.0)
-    memory.close()

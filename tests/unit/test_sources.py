@@ -460,6 +460,8 @@ def test_a_program_below_the_launcher_gets_the_same_file_wherever_it_goes(
     [
         ("--set export_interval_s=fast", "otel-train: --set export_interval_s='fast': expected a number"),
         ("--export-interval-s fast", "otel-train: --export-interval-s='fast': expected a number"),
+        ("--set export_every", "--set export_every: expected NAME=VALUE"),
+        ("--set =3", "--set =3: "),
         (
             "--set export_intervall_s=1",
             "--set export_intervall_s=1: export_intervall_s: not a setting of otel_train. Did you mean export_interval_s?",

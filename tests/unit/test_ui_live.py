@@ -182,8 +182,8 @@ def test_what_was_written_at_the_end_holds(training: Training) -> None:
     assert look(viewer(training), training).steps == 9000
 
 
-def heartbeat(quiet_s: float, pid: int = NO_PROCESS) -> Heartbeat:
-    return Heartbeat(pid, START_S + 100 - quiet_s, {})
+def heartbeat(quiet_s: float, pid: int = NO_PROCESS, **place: str) -> Heartbeat:
+    return Heartbeat(pid, START_S + 100 - quiet_s, place and {"host": HERE, **place})
 
 
 def state_of(summary: dict[str, Any], last: Heartbeat | None) -> str:
@@ -200,6 +200,8 @@ def state_of(summary: dict[str, Any], last: Heartbeat | None) -> str:
         ({"state": "running", "host": HERE}, heartbeat(QUIET_S + 1), "gone"),
         ({"state": "running", "host": HERE}, heartbeat(QUIET_S + 1, os.getpid()), "silent"),
         ({"state": "running", "host": "elsewhere"}, heartbeat(QUIET_S + 1), "silent"),
+        # The number of a process means nothing in another container.
+        ({"state": "running", "host": HERE}, heartbeat(QUIET_S + 1, pid_namespace="pid:[1]"), "silent"),
         ({"state": "finished", "started_unix_s": START_S + 1.0, "wall_seconds": 9.0}, heartbeat(2), "running"),
         ({"state": "finished", "pid": NO_PROCESS}, heartbeat(2), "finished"),
         ({"state": "finished", "pid": NO_PROCESS}, heartbeat(2, os.getpid()), "running"),
@@ -276,13 +278,6 @@ def test_the_post_mortem_goes_by_the_heartbeat_of_another_container(
     assert report["alive"] is alive
     assert row.state.word == ("running" if alive else "silent")
     training.close()
-
-
-def test_a_number_that_no_process_has_means_nothing_in_another_container() -> None:
-    """The page said gone of a rank of another container that had not written for a while."""
-    last = heartbeat(QUIET_S + 1)._replace(identity={"host": HERE, "pid_namespace": "pid:[1]"})
-
-    assert state_of({"state": "running", "host": HERE}, last) == "silent"
 
 
 def test_a_zombie_process_is_gone() -> None:
