@@ -387,10 +387,7 @@ def log(
     """
     session = current()
     if session is not None:
-        if values is not None:
-            session.log(values)
-        if named:
-            session.log(named)
+        session.log(values, **named)
 
 
 def event(
@@ -403,8 +400,7 @@ def event(
     """
     session = current()
     if session is not None:
-        given = named if attributes is None else {**attributes, **named} if named else attributes
-        session.event(name, given)
+        session.event(name, attributes, **named)
 
 
 def capture(**request: Any) -> str:  # Any: see below

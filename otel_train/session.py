@@ -164,21 +164,17 @@ class Session:
         """Address of ``/metrics``; None when it is not served."""
         return self._service.metrics_url
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Keeps values; tensors are read later, by another thread.
+    def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Hands over values; see ``otel_train.log``."""
+        if values is not None:
+            self._recording.values.log(values)
+        if named:
+            self._recording.values.log(named)
 
-        Raises:
-            ConfigError: they have no names.
-        """
-        self._recording.values.log(values)
-
-    def event(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Records an event.
-
-        Raises:
-            ConfigError: it has no name, or what there is to say about it has none.
-        """
-        self._recording.values.event(name, attributes)
+    def event(self, name: str, attributes: Mapping[str, Any] | None = None, **named: Any) -> None:
+        """Records an event with attributes; see ``otel_train.event``."""
+        given = named if attributes is None else {**attributes, **named} if named else attributes
+        self._recording.values.event(name, given)
 
     def capture(self, **request: Any) -> str:
         """Captures the next steps with ``torch.profiler``; see ``otel_train.capture``."""

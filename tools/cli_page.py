@@ -65,7 +65,7 @@ An error is one line on standard error. `OTEL_TRAIN_DEBUG=1` prints the tracebac
 
 ## Output
 
-A run prints its run summary to standard error, `otel-train summary` to standard output, in 80 to 120 columns. `NO_COLOR`,
+A run prints its run summary to standard error, `otel-train summary` to standard output, in 60 to 120 columns. `NO_COLOR`,
 `FORCE_COLOR`, `TERM` and `COLUMNS` are honoured.
 """
 

@@ -98,7 +98,7 @@ class ValueQueue:
             ConfigError: the event, or an attribute, has no name.
         """
         text("event({})", name, 'Write event("name", key=value)')
-        remedy = 'Write session.event("name", {"key": value})'
+        remedy = 'Write event("name", {"key": value})'
         by_name(f"event({name!r}, {{}})", attributes, "attributes by name", remedy)
         attributes = dict(attributes)  # they are read later, when the program may have changed its own
         self._count_dropped(1)

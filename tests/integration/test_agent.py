@@ -214,7 +214,7 @@ def test_sigkill_loses_no_step_and_nothing_that_was_logged(begin: Begin, tmp_pat
         time.sleep(2)
         otel_train.log({"loss": 0.5, "tokens": 20}, accuracy=0.75)
         otel_train.log(loss=float("nan"))
-        otel_train.event("mine", {"why": "it ends"}, step=7)
+        session.event("mine", {"why": "it ends"}, step=7)
         otel_train.end(otel_train.begin("load"))
         train()
         os.kill(os.getpid(), signal.SIGKILL)
