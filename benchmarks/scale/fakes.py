@@ -37,7 +37,7 @@ PARTS = (
 _GIB = 1 << 30
 
 
-def readings_of(run: RunState, anchor: Anchor) -> MetricSources:
+def readings_of(run: RunState) -> MetricSources:
     """Returns the source from which the reporter of a synthetic rank reads what no edge tells. The process is this one."""
     signals = LoggedSignals()
     for name, value in {"loss": 2.5, "lr": 3e-4, "grad_norm": 1.2, "amp_scale": 65536.0}.items():
@@ -57,7 +57,7 @@ def readings_of(run: RunState, anchor: Anchor) -> MetricSources:
         ("records", "serialization"): 0,
     }
     health = SelfMetrics(lambda: drops, lambda: dict.fromkeys(PARTS, 0), lambda: 0.0, list)
-    return MetricSources(signals, ProcessReader(), accelerators, hardware, health, watch, anchor)
+    return MetricSources(signals, ProcessReader(), accelerators, hardware, health, watch)
 
 
 @cache

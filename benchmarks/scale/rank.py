@@ -56,7 +56,7 @@ class SimulatedRank:
             rules=sampling_rules(config, self.profile), stall_after_s=config.stall_after_s,
         )  # fmt: skip
         self.run.learn(SOURCES)
-        self.readings = readings_of(self.run, anchor)
+        self.readings = readings_of(self.run)
         self.reporter = MetricReader(self.run, self.readings, info=info, config=config)
         self.reporter.about = about_run({"train.run.name": info.run_name})
         self._workload = workload

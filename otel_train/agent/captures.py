@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LoopProgress
 from otel_train.agent.reports import has_automatic_captures
+from otel_train.datamodel import system_clock
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ class _RemoteAccount:
         return self.state.epoch if answer is None else int(answer)
 
     def unix_ns(self, clock_ns: int) -> int:
-        return self._anchor.unix(clock_ns)
+        return self._anchor.renewed(system_clock()).unix(clock_ns)
 
     def slow_steps(self) -> int:
         return self.state.slow

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
     from otel_train.collectors.process import ProcessReader
     from otel_train.config import Config
-    from otel_train.datamodel import Anchor
     from otel_train.resource import RunInfo
 
 
@@ -46,7 +45,6 @@ class MetricSources(NamedTuple):
     hardware: HardwareReader
     health: SelfMetrics
     watch: LoaderWatch
-    anchor: Anchor
 
 
 class MetricReader:
@@ -66,7 +64,6 @@ class MetricReader:
         self._info = info
         self._config = config
         self._sources = readings
-        self._anchor = readings.anchor
         self._profile = profile_of(config, info)
         most = config.max_label_values
         self._run_metrics = RunMetrics(
@@ -94,7 +91,7 @@ class MetricReader:
         self._sources.hardware.write(builder)
         now_ns = system_clock() if at_ns is None else at_ns
         if at_ns is None:
-            self._anchor = self._anchor.renewed(now_ns)
+            self._run.follow_system_clock()
         self._write_run(builder)
         self._sources.watch.write(builder, self._run_metrics.loaders, self._sources.process.rss_of)
         self._write_throughput(builder)
@@ -110,7 +107,7 @@ class MetricReader:
 
     def _start_unix_ns(self) -> int:
         """Returns when counting began; where the system clock was set back, by its time of now: no point ends before it began."""
-        return min(self._info.started_unix_ns, self._anchor.unix(self._run.started_ns))
+        return min(self._info.started_unix_ns, self._run.unix(self._run.started_ns))
 
     def counted(self) -> dict[tuple[str, str, str], int]:
         """Returns the samples and tokens that this rank counts for its model replica, by metric, loader and phase."""
@@ -150,14 +147,14 @@ class MetricReader:
                 builder.put(c.RUN_STATUS, int(value == state), value)
         if self.about:
             builder.put(c.RUN_INFO, 1, *self.about)
-        builder.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
+        builder.put(c.HEARTBEAT_TIME, run.unix(run.stalls.last_ns) / NS_PER_S)
         builder.put(c.RUN_RESTARTS, info.attempt)
         builder.put(c.WORLD_SIZE, info.world_size)
         builder.put(c.RANKS_EXPECTED, self._profile.expected)
         if config.total_steps:
             builder.put(c.RUN_PROGRESS_RATIO, run.step_number / config.total_steps)
         last = run.checkpoints.last_ns or run.started_ns
-        builder.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._anchor.unix(last) / NS_PER_S)
+        builder.put(c.CHECKPOINT_LAST_SUCCESS_TIME, run.unix(last) / NS_PER_S)
         if config.checkpoint_every_s or run.checkpoints.interval_s:
             builder.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
 

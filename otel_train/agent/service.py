@@ -387,7 +387,7 @@ class AgentService:
         )  # fmt: skip
         sources = MetricSources(
             self._signals, ProcessReader(pid=self.info.pid), accelerators, self._hardware, self.health,
-            self.watch, self._anchor
+            self.watch
         )  # fmt: skip
         reader = MetricReader(run, sources, info=self.info, config=config)
         reader.step_flops = lambda: recording.state.step_flops
@@ -411,7 +411,7 @@ class AgentService:
             recording.recorder, run, snapshot=self._reporter.snapshot, clock=recording.recorder.run_clock,
             every_s=tuned.poll_interval_s
         )  # fmt: skip
-        loop.advance = recording.advance
+        loop.advance = self._advance
         # What accounting needs. A step is judged when it is read: what was logged in it must be known by then.
         loop.early_tasks += [
             PeriodicTask(lambda: run.device.add(recording.device_times()), Guard("device time"), 0.0),
@@ -435,6 +435,10 @@ class AgentService:
         ]
         return loop
 
+    def _advance(self) -> None:
+        self.run.follow_system_clock()
+        self._recording.advance()
+
     def _track(self) -> None:
         config, recording, pid = self._config, self._recording, self.info.pid
         memory = self._memory_monitor = MemoryMonitor(
@@ -446,8 +450,7 @@ class AgentService:
         self.run.epochs.loaders = self.watch.facts
         epochs = EpochWindow(self.run.totals, self.watch.facts, memory=memory.values if looks else None)
         self.tracking = RowScheduler(
-            config, trackers=RemoteTrackers(recording), run=self.run, epochs=epochs, anchor=self._anchor,
-            first=self.info.rank == 0
+            config, trackers=RemoteTrackers(recording), run=self.run, epochs=epochs, first=self.info.rank == 0
         )  # fmt: skip
         if looks:
             self.loop.between = lambda: memory.sample() if self.tracking.listened() else None

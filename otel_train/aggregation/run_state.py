@@ -33,7 +33,7 @@ from otel_train.catalog import (
     STAGES,
     STEP_NUMBER,
 )
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.recording.events import END, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Op
 
 if TYPE_CHECKING:
@@ -217,12 +217,12 @@ class RunState:
         stall_after_s: float,
         release_gil: Callable[[], None] | None = None,
     ) -> None:
-        self.started_ns = started_ns
+        self.started_ns, self._anchor = started_ns, anchor
         self.names = SeriesNames()
         self.totals = Totals(self.names)
         self.device = DeviceAccount(self.totals)
         self.transfers = Transfers()
-        self.spans = SpanBuilder(ids, anchor, self.names, device_ns=self.device.of)
+        self.spans = SpanBuilder(ids, self.unix, self.names, device_ns=self.device.of)
         self.sampler = SpanSampler(rules, started_ns)
         self.checkpoints = Checkpoints()
         self.evals = EvalPasses()
@@ -247,6 +247,14 @@ class RunState:
         ) = None
         self._release_gil = release_gil
         self._phase = TRAIN
+
+    def unix(self, clock_ns: int) -> int:
+        """Returns the Unix time, in nanoseconds, of an instant on the monotonic clock."""
+        return self._anchor.unix(clock_ns)
+
+    def follow_system_clock(self) -> None:
+        """Takes over the time of the system clock where it was set, or the machine slept."""
+        self._anchor = self._anchor.renewed(system_clock())
 
     # -- taking edges in ---------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from otel_train.accounting.types import ClosedSteps, StepRows
     from otel_train.aggregation.run_events import EvalPass
     from otel_train.aggregation.series_names import SeriesNames
-    from otel_train.datamodel import Anchor, AttributeValue, Capture
+    from otel_train.datamodel import AttributeValue, Capture
 
 
 REMEMBERED_STEPS = 512
@@ -192,12 +192,17 @@ class SpanBuilder:
     """Builds spans and events, holds them until they are drained, and keeps exemplars."""
 
     def __init__(
-        self, ids: Ids, anchor: Anchor, names: SeriesNames, *, device_ns: Callable[[int, int], int | None]
+        self,
+        ids: Ids,
+        unix: Callable[[int], int],
+        names: SeriesNames,
+        *,
+        device_ns: Callable[[int, int], int | None],
     ) -> None:
         self.exemplars: dict[str, dict[tuple[str, ...], deque[Exemplar]]] = {"stage": {}, "step": {}}
         """By what was timed, and its labels."""
         self._ids = ids
-        self._unix = anchor.unix
+        self._unix = unix
         self._names = names
         self._device_ns = device_ns
         self._run = SpanLink(ids.trace("run"), ids.own("run"))

@@ -229,7 +229,7 @@ def _wrong(document: Mapping[str, Any], schema: str, path: Path) -> list[str]:
 _OF_A_ROW = frozenset(
     (
         "schema", "run_name", "host", "world_size", "rank", "attempt", "pid", "state", "end_cause", "stall",
-        "started_unix_s", "wall_seconds", "steps", "throughput", "batches", "activities", "step_durations", "telemetry",
+        "started_unix_s", "until_unix_s", "wall_seconds", "steps", "throughput", "batches", "activities", "step_durations", "telemetry",
     )
 )  # fmt: skip
 _MOST_ROWS = 1 << 16

@@ -94,17 +94,24 @@ def liveness(
         pid, known = about.get("pid"), {"host": about.get("host")}
         word = "gone" if isinstance(pid, int) and is_alive(pid, known) is False else "unknown"
         return Liveness(word, _SAYS[word])
-    if quiet_s <= patience_s:
+    # A clock that was set back leaves a heartbeat in the future: it says nothing of a process that is not there.
+    is_recent = quiet_s <= patience_s and not (quiet_s < -patience_s and _is_gone(summary, about, heartbeat))
+    if is_recent:
         stalled_s, until_s = number(mapping(summary.get("stall")).get("seconds")), written_until(summary)
         if stalled_s is not None and until_s is not None:
             return Liveness("stalled", _SAYS["stalled"], stalled_s + max(0.0, now_s - until_s))
         return Liveness("running", "live", max(0.0, quiet_s))
     if not summary and written_s is not None:  # it cannot be read, and may say how the rank ended
         return Liveness("unknown", _SAYS["unknown"], quiet_s)
+    word = "gone" if _is_gone(summary, about, heartbeat) else "silent"
+    return Liveness(word, _SAYS[word], max(0.0, quiet_s))
+
+
+def _is_gone(summary: Mapping[str, Any], about: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:
+    """Returns whether the process of a rank is known to run no longer."""
     pid, known = (heartbeat.pid, heartbeat.identity) if heartbeat else (summary.get("pid"), {})
     known = {"host": summary.get("host") or about.get("host"), **known}
-    word = "gone" if isinstance(pid, int) and is_alive(pid, known) is False else "silent"
-    return Liveness(word, _SAYS[word], quiet_s)
+    return isinstance(pid, int) and is_alive(pid, known) is False
 
 
 def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:
@@ -118,6 +125,8 @@ def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> boo
 
 def written_until(summary: Mapping[str, Any]) -> float | None:
     """Returns the Unix time up to which a summary counts; None if it has none."""
+    if (until_s := number(summary.get("until_unix_s"))) is not None:
+        return until_s
     started_s, wall_s = number(summary.get("started_unix_s")), number(summary.get("wall_seconds"))
     return None if started_s is None or wall_s is None else number(started_s + wall_s)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from otel_train.aggregation.epochs import EpochBoundary
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
-    from otel_train.datamodel import Anchor
     from otel_train.trackers.metrics import EpochWindow, FlatRow
 
 MOST_HELD = 100_000
@@ -140,7 +139,6 @@ class RowScheduler:
         trackers: _Trackers,
         run: RunState,
         epochs: EpochWindow,
-        anchor: Anchor,
         first: bool,
     ) -> None:
         self._trackers = trackers
@@ -152,7 +150,7 @@ class RowScheduler:
         self._windows = StepWindows(config.log_every_steps if config.console else 0)
         self._metrics = FlatMetrics(
             run.names, epochs, every_steps=config.log_every_steps or EVERY_STEPS,
-            every_epochs=config.log_every_epochs, unix=anchor.unix,
+            every_epochs=config.log_every_epochs, unix=run.unix,
         )  # fmt: skip
         if first:
             run.on_closed_steps = self._take

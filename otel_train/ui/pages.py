@@ -15,6 +15,7 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.rundata.alerts import facts_of
 from otel_train.rundata.files import mapping, number, text, whole
 from otel_train.rundata.live_view import state_of
+from otel_train.rundata.liveness import written_until
 from otel_train.ui.captures import artifacts, capture_analysis, captures_table
 from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, held, lines
 from otel_train.ui.components import (
@@ -102,10 +103,10 @@ def _leading_values(view: RankView) -> str:
 
 
 def _run_time(view: RankView) -> str:
-    started_s, wall_s = number(view.summary.get("started_unix_s")), number(view.summary.get("wall_seconds"))
+    until_s, wall_s = written_until(view.summary), number(view.summary.get("wall_seconds"))
     last_s = view.progress.last_edge_unix_s
-    if view.state.live and started_s and last_s and last_s > started_s:
-        wall_s = last_s - started_s
+    if view.state.live and until_s and wall_s and last_s and last_s > until_s:
+        wall_s += last_s - until_s
     return f"in {duration(wall_s)}" if wall_s else ""
 
 

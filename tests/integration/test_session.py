@@ -35,6 +35,7 @@ from otel_train import catalog as c
 from otel_train.cli.main import main
 from otel_train.instrumentation import registry
 from otel_train.recording.shared_memory import SIDE_RINGS
+from otel_train.rundata.live_view import state_of
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
 from tests.support.inside import inside
 from tests.support.receiver import http_receiver
@@ -114,6 +115,21 @@ def test_a_clock_that_is_set_leaves_how_long_a_stage_is_open(
 
     assert [stage["stage"] for stage in stages] == ["slow"]
     assert stages[0]["for_seconds"] < 60
+
+
+def test_after_a_clock_was_set_spans_events_and_summary_have_its_time(slept: tuple[Any, Net, Any]) -> None:
+    """A machine that has slept: its run was shown as gone, and its last spans and events as an hour old."""
+    session, model, batches = slept
+    train(model, batches)
+    now_s = time.time_ns() / 1e9
+    session.close()
+
+    folder, summary = rank_folder(session), summary_file(session)
+    traces = lines(folder / "spans.otlp.jsonl")[-1]["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    event_s = lines(folder / "events.jsonl")[-1]["time_unix_ns"] / 1e9
+    assert state_of(folder, summary, {}, now_s)[0].word == "finished"
+    for said_s in (summary["until_unix_s"], int(traces[-1]["endTimeUnixNano"]) / 1e9, event_s):
+        assert said_s == pytest.approx(now_s, abs=60)
 
 
 def test_a_clock_that_is_set_leaves_the_age_of_the_last_progress(slept: tuple[Any, Net, Any]) -> None:

@@ -203,6 +203,10 @@ def state_of(summary: dict[str, Any], last: Heartbeat | None) -> str:
         # The number of a process means nothing in another container.
         ({"state": "running", "host": HERE}, heartbeat(QUIET_S + 1, pid_namespace="pid:[1]"), "silent"),
         ({"state": "finished", "started_unix_s": START_S + 1.0, "wall_seconds": 9.0}, heartbeat(2), "running"),
+        ({"state": "finished", "started_unix_s": 1.0, "wall_seconds": 9.0, "until_unix_s": START_S + 99.0}, heartbeat(2), "finished"),
+        ({"state": "running", "host": HERE}, heartbeat(-3600), "gone"),
+        ({"state": "running", "host": HERE}, heartbeat(-3600, os.getpid()), "running"),
+        ({"state": "running", "host": "elsewhere"}, heartbeat(-3600), "running"),
         ({"state": "finished", "pid": NO_PROCESS}, heartbeat(2), "finished"),
         ({"state": "finished", "pid": NO_PROCESS}, heartbeat(2, os.getpid()), "running"),
         ({"state": ["finished"]}, None, "unknown"),
