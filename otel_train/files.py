@@ -233,7 +233,11 @@ def make_folder(path: Path) -> None:
     if path.is_dir():
         return
     make_folder(path.parent)  # mkdir(parents=True) would make these with the mode of the umask
-    path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    try:
+        path.mkdir(mode=FOLDER_MODE)
+    except FileExistsError:
+        return
+    path.chmod(FOLDER_MODE)  # a umask may take from its owner the right to enter it
 
 
 def check_run_folder(run: Path, rank: Path) -> None:
@@ -462,10 +466,9 @@ _decoder: Final = json.JSONDecoder(
 def make_gitignored_folder(folder: Path) -> None:
     """Makes a missing folder, for this user alone, and lets git ignore it. One that is there stays as it is."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        folder.mkdir(mode=FOLDER_MODE)
-    except FileExistsError:
+    if folder.is_dir():
         return
+    make_folder(folder)
     replace_text(folder / ".gitignore", "*\n")
 
 

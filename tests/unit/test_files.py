@@ -245,9 +245,10 @@ def test_a_word_of_a_file_that_is_missing_is_empty(tmp_path: Path) -> None:
     assert read_word(tmp_path / "attempt") == ""
 
 
-def test_what_we_make_is_its_owners_alone(tmp_path: Path) -> None:
-    """Whatever the umask of a job is."""
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o177])
+def test_what_we_make_is_its_owners_alone(tmp_path: Path, umask: int) -> None:
+    """Whatever the umask of a job is: with 0177 a run directory was made that its owner could not enter."""
+    before = os.umask(umask)
     try:
         make_folder(tmp_path / "a" / "b")
         os.close(open_to_write(tmp_path / "a" / "lines", append=True))
