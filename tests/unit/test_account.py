@@ -557,71 +557,55 @@ def trained() -> Tape:
     return Tape().step().step().stop().spend(3)
 
 
-@pytest.mark.parametrize("op", [Op.END, Op.FAIL])
-def test_a_stage_around_an_evaluation_is_of_the_phase_of_its_batches(op: Op) -> None:
-    """It begins before the first batch tells the phase, and ends after the last."""
-    tape = around(trained(), "evaluate", Tape.validate, op=op).spend(1).step().stop()
-
-    assert row_of(tape, "evaluate") == {"calls": [("eval", "val", 43)], "open": {("eval", "val"): 43}}
-    assert account_for(tape).self_ns("activity")["outside"] == 3 + 2 + 4 + 1
+def in_one_row(sentence: str, tape: Tape, phase: dict[str, int] | None = None, **rows: Any) -> Any:
+    """A row: phase, loader and lengths of the calls of each user stage; ``phase``: self time of all by phase, if said."""
+    return pytest.param(tape, rows, phase, id=sentence)
 
 
-def test_a_stage_around_an_epoch_is_of_the_phase_of_its_first_batch() -> None:
-    """A call is in one row, however many phases it spans; each instant stays in the phase that it is in."""
-    tape = around(Tape(), "epoch", lambda t: t.step().step().stop().validate())
-
-    assert row_of(tape, "epoch") == {"calls": [("train", "code", 172)], "open": {("train", "code"): 172}}
-    assert account_for(tape).self_ns("phase") == {"": 2 + 4, "train": 129, "eval": 37}
-
-
-def test_a_stage_without_a_batch_is_of_no_phase() -> None:
-    """Such as logging between two passes, with a stage inside it."""
-    tape = around(trained(), "log", lambda t: t.inside(SourceKind.STAGE, "upload", self_ns=7)).step().stop()
-
-    assert row_of(tape, "log") == {"calls": [("", "", 13)], "open": {("", ""): 13}}
-    assert row_of(tape, "upload") == {"calls": [("", "", 7)], "open": {("", ""): 7}}
-
-
-def test_stages_inside_one_another_around_batches_are_each_in_one_row() -> None:
-    """``fit`` around ``epoch`` around ``evaluate``."""
-    tape = Tape()
-    for _ in range(2):
-        tape.step()
-    tape.stop()
-    around(tape, "fit", lambda t: around(t.step().stop(), "evaluate", lambda u: u.spend(1).validate()))
-    tape.step().stop()
-
-    assert row_of(tape, "fit") == {"calls": [("train", "code", 117)], "open": {("train", "code"): 117}}
-    assert row_of(tape, "evaluate") == {"calls": [("eval", "val", 44)], "open": {("eval", "val"): 44}}
-
-
-def test_a_stage_that_ends_in_the_next_batch_is_of_the_one_in_which_it_began() -> None:
-    """A loop that opens a stage before its update and closes it in an evaluation."""
-    tape = Tape().step().micro().begin(SourceKind.STAGE, "odd").spend(2).update().ask("val").spend(1)
-    tape.end(SourceKind.STAGE, "odd").forward(11, flags=0).stop("val").step().stop()
-
-    assert row_of(tape, "odd") == {"calls": [("train", "code", 15)], "open": {("train", "code"): 15}}
-
-
-def test_the_pieces_of_a_stage_in_several_batches_are_in_one_row() -> None:
-    """A generator that works a little for every batch."""
-    tape = Tape().step().piece("stream", 4, Op.SUSPEND, 1).step().stop()
-    tape.ask("val").forward(11, flags=0).piece("stream", 6, Op.SUSPEND, 1).stop("val").piece(
-        "stream", 5, Op.END, 1
-    )
-
-    assert row_of(tape, "stream") == {"calls": [("train", "code", 15)], "open": {("train", "code"): 15}}
-
-
-def test_a_stage_around_batches_that_wait_is_of_their_phase() -> None:
-    """A pass with gradients in training mode is known for an evaluation when it is over, after the stage has ended."""
-    tape = trained()
-    around(tape, "measure", lambda t: t.ask("held out").forward(11).ask("held out").forward(11))
-    tape.stop("held out").step().stop()
-
-    assert row_of(tape, "measure") == {
-        "calls": [("eval", "held out", 38)], "open": {("eval", "held out"): 38},
-    }  # fmt: skip
+@pytest.mark.parametrize(("tape", "rows", "phase"), [
+    # It begins before the first batch tells the phase, and ends after the last.
+    *(in_one_row(f"a stage around an evaluation is of the phase of its batches: {op.name}",
+                 around(trained(), "evaluate", Tape.validate, op=op).spend(1).step().stop(),
+                 {"": 3 + 2 + 4 + 1, "train": 196, "eval": 37}, evaluate=("eval", "val", [43])) for op in (Op.END, Op.FAIL)),
+    # A call is in one row, however many phases it spans; each instant stays in the phase that it is in.
+    in_one_row("a stage around an epoch is of the phase of its first batch",
+               around(Tape(), "epoch", lambda t: t.step().step().stop().validate()),
+               {"": 2 + 4, "train": 129, "eval": 37}, epoch=("train", "code", [172])),
+    # Such as logging between two passes, with a stage inside it.
+    in_one_row("a stage without a batch is of no phase",
+               around(trained(), "log", lambda t: t.inside(STAGE, "upload", self_ns=7)).step().stop(),
+               log=("", "", [13]), upload=("", "", [7])),
+    # ``fit`` around ``epoch`` around ``evaluate``.
+    in_one_row("stages inside one another around batches are each in one row",
+               around(Tape().step().step().stop(), "fit",
+                      lambda t: around(t.step().stop(), "evaluate", lambda u: u.spend(1).validate())).step().stop(),
+               fit=("train", "code", [117]), evaluate=("eval", "val", [44])),
+    # A loop that opens a stage before its update and closes it in an evaluation.
+    in_one_row("a stage that ends in the next batch is of the one in which it began",
+               Tape().step().micro().begin(STAGE, "odd").spend(2).update().ask("val").spend(1).end(STAGE, "odd")
+               .forward(11, flags=0).stop("val").step().stop(), odd=("train", "code", [15])),
+    # A generator that works a little for every batch.
+    in_one_row("the pieces of a stage in several batches are in one row",
+               Tape().step().piece("stream", 4, Op.SUSPEND, 1).step().stop().ask("val").forward(11, flags=0)
+               .piece("stream", 6, Op.SUSPEND, 1).stop("val").piece("stream", 5, Op.END, 1), stream=("train", "code", [15])),
+    # A pass with gradients in training mode is known for an evaluation when it is over, after the stage has ended.
+    in_one_row("a stage around batches that wait is of their phase",
+               around(trained(), "measure", lambda t: t.ask("held out").forward(11).ask("held out").forward(11))
+               .stop("held out").step().stop(), measure=("eval", "held out", [38])),
+    # With manual steps the stage is part of the step before its loader is known.
+    in_one_row("a stage around the ask of a step is of the loader that is asked",
+               times(3, lambda t: around(t, "next", lambda u: u.ask()).forward().backward().update().mark()),
+               next=("train", "code", [11] * 3)),
+])  # fmt: skip
+def test_the_calls_of_a_user_stage_are_in_one_row(
+    tape: Tape, rows: dict[str, tuple[str, str, list[int]]], phase: dict[str, int] | None
+) -> None:
+    """Its time by phase and loader is that of its calls."""
+    for stage, (of_phase, loader, lasted) in rows.items():
+        assert row_of(tape, stage) == {
+            "calls": [(of_phase, loader, ns) for ns in lasted], "open": {(of_phase, loader): sum(lasted)},
+        }  # fmt: skip
+    assert phase is None or account_for(tape).self_ns("phase") == phase
 
 
 def test_a_stage_that_does_not_end_has_its_time_in_one_row() -> None:
@@ -636,15 +620,6 @@ def test_a_call_around_steps_is_of_none_of_them() -> None:
     book = account_for(around(Tape(), "epoch", lambda t: t.step().step().stop()))
 
     assert [call.step for call in book.calls("epoch")] == [-1]
-
-
-def test_a_stage_around_the_ask_of_a_step_is_of_the_loader_that_is_asked() -> None:
-    """With manual steps the stage is part of the step before its loader is known."""
-    tape = Tape()
-    for _ in range(3):
-        around(tape, "next", lambda t: t.ask()).forward().backward().update().mark()
-
-    assert row_of(tape, "next") == {"calls": [("train", "code", 11)] * 3, "open": {("train", "code"): 33}}
 
 
 def test_a_batch_that_is_fetched_inside_an_ask_of_another_loader_is_a_part_of_its_batch() -> None:

@@ -125,16 +125,18 @@ def test_the_version_is_that_of_the_package(cli: Cli) -> None:
     assert re.match(r"otel-train (\d+\.\d+|\(run from its sources)", shown)
 
 
-@pytest.mark.parametrize(("state", "said"), [("running", True), ("finished", False)])
-def test_the_summary_of_a_live_run_says_how_old_it_is(
-    state: str, said: bool, run_of_two: Path, cli: Cli
+@pytest.mark.parametrize(("state", "live"), [("running", True), ("finished", False)])
+def test_the_summary_of_a_live_run_says_how_old_it_is_and_where_metrics_are(
+    state: str, live: bool, run_of_two: Path, cli: Cli
 ) -> None:
-    """It is written every 30 s, and stays ``running`` where the container is gone."""
-    started_s = time.time() - 10.0 - 3600.0
-    found = rank_summary(0, state=state, started_unix_s=started_s)
+    """It is written every 30 s, and stays ``running`` where the container is gone. No page answers after the end."""
+    url = "http://127.0.0.1:9464/metrics"
+    found = rank_summary(0, state=state, started_unix_s=time.time() - 10.0 - 3600.0, metrics_url=url)
     (run_of_two / "rank0" / "summary.json").write_text(json.dumps(found))
+    out = cli("summary", run_of_two).out
 
-    assert ("Written 60.0 min ago." in cli("summary", run_of_two).out) == said
+    assert ("Written 60.0 min ago." in out) == live
+    assert f"metrics    {'' if live else 'was at '}{url}\n" in out
 
 
 def test_the_summary_of_an_attempt_that_has_been_followed_by_another_says_so(
@@ -150,18 +152,6 @@ def test_the_summary_of_an_attempt_that_has_been_followed_by_another_says_so(
     (run_of_two / "rank1" / "attempt").write_text("1\n")
     said = f"{run_of_two}: rank 1: a new attempt has written no summary yet"
     assert said in cli("summary", run_of_two).err
-
-
-@pytest.mark.parametrize(("state", "said"), [("running", ""), ("finished", "was at ")])
-def test_the_summary_of_a_run_that_has_ended_says_where_metrics_were(
-    state: str, said: str, run_of_two: Path, cli: Cli
-) -> None:
-    """Nothing answers at that address any more."""
-    url = "http://127.0.0.1:9464/metrics"
-    found = rank_summary(0, state=state, metrics_url=url, started_unix_s=time.time() - 3600.0)
-    (run_of_two / "rank0" / "summary.json").write_text(json.dumps(found))
-
-    assert f"metrics    {said}{url}\n" in cli("summary", run_of_two).out
 
 
 def test_the_summary_says_which_requests_the_collector_has_not_accepted(run_of_two: Path, cli: Cli) -> None:

@@ -101,22 +101,23 @@ def answering(status: str, *headers: str, body: str = "") -> Callable[[socket.so
 # --- HTTP and gRPC ----------------------------------------------------------------------------------
 
 
-def test_http_to_a_grpc_port_is_named() -> None:
-    """4317 for 4318: it read as a closed connection that may want TLS."""
-    with grpc_receiver() as received:
-        finding = problem(received.endpoint)
+@pytest.mark.parametrize(
+    ("receiver", "environ", "said", "port"),
+    [
+        (grpc_receiver, {}, "speaks gRPC, and is asked over HTTP/1", "4318"),
+        (http_receiver, GRPC, "speaks HTTP/1, and is asked over gRPC", "4317"),
+    ],
+    ids=["HTTP to a gRPC port", "gRPC to an HTTP port"],
+)
+def test_the_port_of_the_other_protocol_is_named(
+    receiver: Any, environ: dict[str, str], said: str, port: str
+) -> None:
+    """It read as a closed connection that may want TLS, or as a collector that does not answer."""
+    with receiver() as received:
+        finding = problem(received.endpoint, **environ)
 
-    assert finding.what == f"{received.endpoint} speaks gRPC, and is asked over HTTP/1"
-    assert "4318" in finding.remedy
-
-
-def test_grpc_to_an_http_port_is_named() -> None:
-    """4318 for 4317: it read as a collector that does not answer."""
-    with http_receiver() as received:
-        finding = problem(received.endpoint, **GRPC)
-
-    assert finding.what == f"{received.endpoint} speaks HTTP/1, and is asked over gRPC"
-    assert "4317" in finding.remedy
+    assert finding.what == f"{received.endpoint} {said}"
+    assert port in finding.remedy
 
 
 def test_both_protocols_are_fine_where_they_belong() -> None:
@@ -340,45 +341,30 @@ def test_a_certificate_with_another_fault_is_not_said_to_lack_its_authority(pems
     assert finding.remedy == "have it, or the certificate of its authority, issued again without this fault"
 
 
-def test_a_certificate_of_the_client_that_is_missed_is_named(pems: Path) -> None:
-    """It read as a connection that was closed."""
-    with secure(pems, client=True) as there:
-        finding = problem(f"https://{there}", **trusted(pems))
-
-    assert "requires a certificate of the client" in finding.what
-    assert "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in finding.remedy
-
-
-def test_a_certificate_of_the_client_that_is_not_trusted_is_named(pems: Path) -> None:
-    """It is set, so to set it is no remedy."""
-    own = {
-        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(pems / "old.crt"),
-        "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(pems / tls.KEY),
+def client(certificate: Path, key: Path) -> dict[str, str]:
+    return {
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(certificate),
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(key),
     }
-    with secure(pems, client=True) as there:
-        finding = problem(f"https://{there}", **trusted(pems), **own)
 
-    assert "does not trust the certificate of its client" in finding.what
-    assert "one that its authority has signed" in finding.remedy
+
+def test_a_certificate_of_the_client_that_is_missed_or_not_trusted_is_named(pems: Path) -> None:
+    """It read as a connection that was closed. Where it is set, to set it is no remedy."""
+    with secure(pems, client=True) as there:
+        missed = problem(f"https://{there}", **trusted(pems))
+        distrusted = problem(f"https://{there}", **trusted(pems), **client(pems / "old.crt", pems / tls.KEY))
+
+    assert "requires a certificate of the client" in missed.what
+    assert "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in missed.remedy
+    assert "does not trust the certificate of its client" in distrusted.what
+    assert "one that its authority has signed" in distrusted.remedy
 
 
 def test_a_key_with_a_password_is_named_and_the_password_is_not_asked_for(pems: Path, tmp_path: Path) -> None:
     """A training waits for no terminal."""
-    encrypt = [
-        "pkey",
-        "-aes256",
-        "-passout",
-        "pass:x",
-        "-in",
-        str(pems / tls.KEY),
-        "-out",
-        str(tmp_path / "key"),
-    ]
+    encrypt = ["pkey", "-aes256", "-passout", "pass:x", "-in", pems / tls.KEY, "-out", tmp_path / "key"]
     subprocess.run(["openssl", *encrypt], check=True, capture_output=True)
-    own = {
-        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(pems / tls.CERTIFICATE),
-        "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(tmp_path / "key"),
-    }
+    own = client(pems / tls.CERTIFICATE, tmp_path / "key")
 
     assert "the key has a password" in problem("https://127.0.0.1:1", **own).what
 

@@ -162,6 +162,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a project of W&B": (lambda _: otel_train.instrument(wandb="myproject"), r"wandb=\{'project': 'myproject'\}"),
     "a step of JAX without a function": (lambda _: otel_train.jax.make_step(5), "^5: expected a function"),  # type: ignore[arg-type]
     "a step of JAX by number": (lambda _: otel_train.jax.make_step(nothing, name=5), r"make_step\(\.\.\., name=5\)"),  # type: ignore[arg-type]
+    "a stage of JAX without a function": (lambda _: otel_train.jax.stage(None, "a"), "expected a function"),  # type: ignore[arg-type]
     "a stage of JAX by number": (lambda _: otel_train.jax.stage(nothing, 5), r"stage\(\.\.\., 5\): expected text"),  # type: ignore[arg-type]
     "a wait in words": (lambda _: otel_train.jax.stage(nothing, "a", wait="no"), "wait='no'.: expected True or False"),  # type: ignore[arg-type]
 }  # fmt: skip

@@ -25,17 +25,23 @@ from tests.support.flight import PrivateMemory
 ANCHOR = Anchor(5_000, 100)
 
 
+def write(memory: PrivateMemory, codes: range) -> Recorder:
+    """Edges with these codes, 1 ns apart; what recorded them."""
+    clock = FakeClock(100)
+    recorder = Recorder(memory, clock=clock)
+    for code in codes:
+        recorder.edge(code)
+        clock.tick(1)
+    return recorder
+
+
 def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
     """It is all that is left after SIGKILL."""
     path = tmp_path / "flight.bin"
-    clock = FakeClock(100)
     memory = PrivateMemory(16, ANCHOR, path)
-    recorder = Recorder(memory, clock=clock)
+    recorder = write(memory, range(1, 41))
     recorder.set_identity({"run_id": "r1"})
     recorder.source(SourceKind.DATA, "code", "train")
-    for code in range(1, 41):
-        recorder.edge(code)
-        clock.tick(1)
     memory.poll(7_000)
 
     flight = read_flight(path)
@@ -55,12 +61,8 @@ def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
 def test_edges_that_the_agent_never_read_are_found_by_their_times(tmp_path: Path) -> None:
     """The agent died before it wrote how far it had come, 20 of 23 edges."""
     path = tmp_path / "flight.bin"
-    clock = FakeClock(100)
     memory = PrivateMemory(16, ANCHOR, path)
-    recorder = Recorder(memory, clock=clock)
-    for code in range(1, 24):
-        recorder.edge(code)
-        clock.tick(1)
+    write(memory, range(1, 24))
     memory.progress(0)[0] = 20 * EDGE_WORDS
 
     assert read_flight(path).threads[0].codes.tolist() == list(range(9, 24))
@@ -93,12 +95,8 @@ def test_a_process_that_died_before_the_first_poll_of_the_agent_is_readable(
     tmp_path: Path, edges: int
 ) -> None:
     """The first second of a run is when most of them die."""
-    clock = FakeClock(100)
     memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
-    recorder = Recorder(memory, clock=clock)
-    for code in range(1, edges + 1):
-        recorder.edge(code)
-        clock.tick(1)
+    write(memory, range(1, edges + 1))
     memory.progress(0)[0] = 0
 
     found = [

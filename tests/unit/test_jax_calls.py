@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import otel_train
-from otel_train.errors import ConfigError
 from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.stages import active_session
 from otel_train.jax import Jax, TimedFunction, _trace_state
@@ -213,11 +212,3 @@ def test_whether_it_traces_is_asked_as_this_jax_has_it(place: str, *, tracing: b
         jax._src = types.SimpleNamespace(core=says)
 
     assert _trace_state(jax)((1, tracer() if tracing else 2), {}) is not tracing
-
-
-def test_what_cannot_be_called_is_refused_with_a_remedy() -> None:
-    """The result of a step in place of the step is an easy slip."""
-    with pytest.raises(ConfigError, match="expected a function"):
-        otel_train.jax.make_step(3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="expected a function"):
-        otel_train.jax.stage(None, "loss")  # type: ignore[arg-type]

@@ -80,18 +80,6 @@ def test_a_reader_collects_our_metrics_beside_the_programs_own() -> None:
     provider.shutdown()
 
 
-def test_our_metrics_are_collected_where_the_program_has_none() -> None:
-    """The SDK collects None then, and a reader is not even asked to send."""
-    reader = InMemoryMetricReader()
-    provider = MeterProvider(metric_readers=[reader])
-    exporter = ProviderExporter(RESOURCE, meters=provider)
-    exporter.export(ExportBatch(snapshot=snapshot()))
-
-    assert names_in(reader.get_metrics_data()) == OURS
-    exporter.close(1)
-    provider.shutdown()
-
-
 def test_the_last_metrics_are_sent_at_the_end() -> None:
     """A reader that sends once a minute would never see those of a short run."""
     sent = Sent()

@@ -15,6 +15,7 @@ import otel_train
 from otel_train.console.summary import StepWindow, progress_line
 from otel_train.console.text import TextLayout
 
+QUIET: dict[str, Any] = {"prometheus": False, "otlp": "off", "flight_recorder": False}
 PAGE = TextLayout(100, color=False, unicode=True)
 LINE = re.compile(
     r"otel_train: step [\d,]+ · [\d.,]+ steps/s · [\d.,]+ samples/s · [<\d.]+ % waiting for data"
@@ -55,8 +56,7 @@ def test_a_line_is_of_every_so_many_steps_however_seldom_the_agent_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With ``log_every_steps=50`` lines were printed at steps 87, 100, 162, 200, 300 and 393."""
-    quiet: dict[str, Any] = {"run_dir": str(tmp_path), "prometheus": False, "otlp": "off"}
-    with otel_train.instrument(log_every_steps=5, **quiet):
+    with otel_train.instrument(log_every_steps=5, run_dir=tmp_path, **QUIET):
         passes = iter((False, False, True))
         train(lambda: next(passes))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("otel_train: step")]
@@ -91,13 +91,9 @@ def test_progress_is_one_line_and_the_run_summary_comes_at_the_end(
         said.append(capsys.readouterr().err)
         return "".join(said).count("otel_train: step") >= 3
 
-    quiet: dict[str, Any] = {
-        "run_dir": str(tmp_path),
-        "prometheus": False,
-        "otlp": "off",
-        "flight_recorder": False,
-    }
-    with otel_train.instrument(log_every_steps=5, tuning={"poll_interval_s": 0.02}, **quiet):
+    with otel_train.instrument(
+        log_every_steps=5, tuning={"poll_interval_s": 0.02}, run_dir=tmp_path, **QUIET
+    ):
         train(seen)
     lines = "".join(said).splitlines()
     at_the_end = capsys.readouterr().err
@@ -118,13 +114,7 @@ def test_a_report_that_is_asked_for_has_the_run_summary(
         session.report()
         return "where the time went" in "".join(said)
 
-    quiet: dict[str, Any] = {
-        "run_dir": str(tmp_path),
-        "prometheus": False,
-        "otlp": "off",
-        "flight_recorder": False,
-    }
-    with otel_train.instrument(tuning={"poll_interval_s": 0.02}, **quiet) as session:
+    with otel_train.instrument(tuning={"poll_interval_s": 0.02}, run_dir=tmp_path, **QUIET) as session:
         train(seen)
 
     assert "where the time went" in "".join(said)

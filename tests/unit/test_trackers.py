@@ -237,14 +237,6 @@ def test_what_is_handed_over_can_be_waited_for() -> None:
     assert time.monotonic() - begun_s < 20, "the end of the tracker ends the wait"
 
 
-def test_what_cannot_be_logged_to_is_refused() -> None:
-    """At once, with what would do."""
-    with pytest.raises(ConfigError, match=r"wandb=3: expected .* a run of wandb"):
-        manager.split_settings({"wandb": 3})
-    with pytest.raises(ConfigError, match=r"'uri': expected one of tracking_uri, experiment_name, run_name"):
-        manager.split_settings({"mlflow": {"uri": "x"}})
-
-
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
@@ -254,6 +246,8 @@ def test_what_cannot_be_logged_to_is_refused() -> None:
         ({"wandb": "atuo"}, "Did you mean 'auto'"),
         ({"wandb": None}, "Leave it out for the default"),
         ({"tensorboard": {"logdir": "x"}}, "Did you mean 'log_dir'"),
+        ({"wandb": 3}, r"wandb=3: expected .* a run of wandb"),
+        ({"mlflow": {"uri": "x"}}, r"'uri': expected one of tracking_uri, experiment_name, run_name"),
     ],
 )
 def test_a_name_in_the_place_of_a_tracker_is_refused_with_where_it_belongs(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from tests.integration.loops.evaluating import glance
-from tests.integration.loops.truth import EVAL, TRAIN, Net, Slow, Truth, Watch, loop, sgd, slow_loader, timed
+from tests.integration.loops.truth import EVAL, TRAIN, Net, Truth, Watch, loop, sgd, slow_loader, timed
 
 
 class Replay:
@@ -139,10 +139,7 @@ def policy_optimization_over_rollouts(watch: Watch) -> None:
 
     It acts once more after the last answer of the environment, to know what the state is worth.
     """
-    truth = watch.truth()
-    policy = Slow(truth)
-    optimizer = sgd(policy)
-    watch(policy)
+    truth, (policy, optimizer) = watch.slow_training({})
     for _ in range(3):
         truth.at(EVAL)
         with torch.no_grad():
@@ -178,10 +175,7 @@ def evaluation_of_a_loader_between_rollouts(watch: Watch) -> None:
 @timed
 def policy_optimization_with_loaders_of_rollouts(watch: Watch) -> None:
     """PPO whose every rollout becomes a loader: the policy acts between the passes, without gradients."""
-    truth = watch.truth(names=1)
-    policy = Slow(truth)
-    optimizer = sgd(policy)
-    watch(policy)
+    truth, (policy, optimizer) = watch.slow_training({}, names=1)
     for _ in range(3):
         truth.at(EVAL)
         with torch.no_grad():
@@ -204,10 +198,7 @@ def policy_optimization_with_loaders_of_rollouts(watch: Watch) -> None:
 @timed
 def learning_while_the_environment_is_slow(watch: Watch) -> None:
     """The agent acts with gradients on, and learns from the episode: the environment's time is the step's."""
-    truth = watch.truth()
-    policy = Slow(truth)
-    optimizer = sgd(policy)
-    watch(policy)
+    truth, (policy, optimizer) = watch.slow_training({})
     truth.at(TRAIN)
     for _ in range(4):
         chances = []
@@ -222,10 +213,7 @@ def learning_while_the_environment_is_slow(watch: Watch) -> None:
 @timed
 def rows_sampled_by_index(watch: Watch) -> None:
     """Minibatches are cut out of a tensor: there is nothing to wait for that could be seen."""
-    truth = watch.truth()
-    model = Slow(truth)
-    optimizer = sgd(model)
-    watch(model)
+    truth, (model, optimizer) = watch.slow_training({})
     rows = torch.randn(32, 4)
     truth.sleep(0.1, "init")
     truth.at(TRAIN)

@@ -102,11 +102,9 @@ def evaluation_with_gradients_and_no_loader(watch: Watch) -> None:
 @timed
 def evaluation_of_gradients_of_the_input(watch: Watch) -> None:
     """Saliency: ``autograd.grad`` to the input, in eval mode, in a run that has a backward elsewhere."""
-    truth = watch.truth(rated={"train": TRAIN, "images": EVAL})
-    model, train = Slow(truth), slow_loader(truth, "train", 4)
-    images = slow_loader(truth, "images", 3, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "images": images})
+    truth, (model, optimizer, train, images) = watch.slow_training(
+        {"train": 4, "images": (3, 0.02)}, rated={"train": TRAIN, "images": EVAL}
+    )
     for _ in range(2):
         model.train()
         truth.train_on(model, optimizer, train)
@@ -183,10 +181,7 @@ def the_model_inside_its_wrapper_evaluated(watch: Watch) -> None:
 @timed
 def estimates_without_a_loader(watch: Watch) -> None:
     """nanoGPT: batches are cut out of an array, and the loss is estimated at iteration 0 and every few after."""
-    truth = watch.truth()
-    model = Slow(truth)
-    optimizer = sgd(model)
-    watch(model)
+    truth, (model, optimizer) = watch.slow_training({})
     rows = torch.randn(64, 4)
 
     def get_batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,10 +206,7 @@ def estimates_without_a_loader(watch: Watch) -> None:
 @timed
 def estimates_before_accumulated_steps(watch: Watch) -> None:
     """The same with two micro-batches per update, and the loss estimated in training mode."""
-    truth = watch.truth()
-    model = Slow(truth)
-    optimizer = sgd(model)
-    watch(model)
+    truth, (model, optimizer) = watch.slow_training({})
     rows = torch.randn(64, 4)
     truth.at(TRAIN)
     for iteration in range(7):

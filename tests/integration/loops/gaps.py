@@ -393,10 +393,7 @@ def a_look_with_gradients_on(watch: Watch) -> None:
 @timed
 def a_curriculum_of_loaders(watch: Watch) -> None:
     """Every epoch has a loader of its own, with larger batches: one place in the program, one name."""
-    truth = watch.truth(names=1)
-    model = Slow(truth)
-    optimizer = sgd(model)
-    watch(model)
+    truth, (model, optimizer) = watch.slow_training({}, names=1)
     for size in (2, 4, 8):
         stage = slow_loader(truth, "?", 3, size=size)
         truth.train_on(model, optimizer, stage, name="?")
@@ -406,10 +403,7 @@ def a_curriculum_of_loaders(watch: Watch) -> None:
 @timed
 def folds_with_unnamed_loaders(watch: Watch) -> None:
     """Cross-validation makes two loaders per fold: two places in the program, two names."""
-    truth = watch.truth(names=2)
-    model = Slow(truth)
-    optimizer = sgd(model)
-    watch(model)
+    truth, (model, optimizer) = watch.slow_training({}, names=2)
     for _ in range(3):
         fold_train = slow_loader(truth, "?", 3)
         fold_val = slow_loader(truth, "?", 2)

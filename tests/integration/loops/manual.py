@@ -15,13 +15,11 @@ from tests.integration.loops.truth import (
     TRAIN,
     TRAIN_AND_VAL,
     Net,
-    Slow,
     Truth,
     Watch,
     loader,
     loop,
     sgd,
-    slow_loader,
     timed,
 )
 
@@ -221,10 +219,9 @@ def a_method_of_a_trainer(watch: Watch) -> Truth:
 @timed
 def a_stage_around_an_evaluation(watch: Watch) -> Truth:
     """It begins before the first batch tells that this is an evaluation, and ends after the last."""
-    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
-    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 4, "val": 3}, rated={"train": TRAIN, "val": EVAL}
+    )
     for _ in range(2):
         truth.train_on(model, optimizer, train)
         truth.stages["evaluate"] += 1
@@ -240,10 +237,9 @@ def a_stage_around_an_evaluation(watch: Watch) -> Truth:
 @timed
 def a_stage_around_an_epoch(watch: Watch) -> Truth:
     """Training and evaluation in one stage, with another one around the run."""
-    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
-    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 4, "val": 3}, rated={"train": TRAIN, "val": EVAL}
+    )
     truth.stages["fit"] += 1
     with otel_train.stage("fit"):
         for _ in range(2):
