@@ -13,17 +13,17 @@ from otel_train.console import text
 from otel_train.console.summary import state_badge
 from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
 from otel_train.datamodel import FLIGHT_FILE
+from otel_train.distributed.hang import HangSuspect, common_place, compare, ended_first, is_unheard
 from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.files import has_ended, whole
+from otel_train.rundata.flight import read_postmortem
 from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
-    from otel_train.distributed.hang import HangSuspect
-
-    Report = Mapping[str, Any]  # what otel_train.rundata.flight.read returns
+    Report = Mapping[str, Any]  # what read_postmortem returns
 
 
 DESCRIPTION = "Show the last steps of a run, and the stage and loader that each rank was in at the end."
@@ -52,9 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints which rank the others were waiting for, and what each rank's flight file holds."""
-    from otel_train.distributed.hang import compare
-    from otel_train.rundata.flight import read_postmortem
-
     found, code = arguments.read_ranks(args, FLIGHT_FILE, read_postmortem, is_slow=True)
     reports = list(found.values())
     records = records_below(next(iter(found)).parent)
@@ -277,8 +274,6 @@ def _rank_line(columns: tuple[int, int], *cells: str) -> str:
 
 def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     """Returns the rank that is suspected first, what ended it, or that none can be determined."""
-    from otel_train.distributed.hang import is_unheard
-
     if not suspects:
         if len(reports) > 1 and all(report["state"] == "finished" for report in reports):
             return f"All {len(reports)} ranks finished."
@@ -318,8 +313,6 @@ def _silent_since(suspects: Sequence[HangSuspect], where: str, last_sign_unix_s:
 
 def _suspected_by_reports(reports: Sequence[Report]) -> str:
     """Returns which rank rank 0 suspected, by the reports of all ranks, where not all left their files here; "" if it did not."""
-    from otel_train.distributed.hang import HangSuspect
-
     named: Sequence[Any] = next(
         (report["reported_suspects"] for report in reports if report.get("reported_suspects")), []
     )
@@ -336,8 +329,6 @@ def _suspected_by_reports(reports: Sequence[Report]) -> str:
 
 def _in_one_place(reports: Sequence[Report]) -> str:
     """Returns where all ranks stand still; "" if they do not, or not all of the run are here."""
-    from otel_train.distributed.hang import common_place
-
     last = common_place(reports)
     if last is None or len(reports) < max(report.get("world_size") or 0 for report in reports):
         return ""
@@ -349,8 +340,6 @@ def _in_one_place(reports: Sequence[Report]) -> str:
 
 def _first_ended(reports: Sequence[Report]) -> str:
     """Returns which rank ended first, where that ended the others; "" where that is not certain."""
-    from otel_train.distributed.hang import ended_first
-
     ended = ended_first(reports)
     if ended is None:
         return ""

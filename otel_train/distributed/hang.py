@@ -10,7 +10,7 @@ from otel_train.distributed.rank_report import RankReport
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    PostmortemDocument = Mapping[str, Any]  # what ``postmortem.read`` returns
+    PostmortemDocument = Mapping[str, Any]  # what ``rundata.flight.read_postmortem`` returns
 
 
 _IN_A_ROUND: Final = ("optimizer", "data", "h2d", "forward", "backward")
@@ -147,7 +147,7 @@ def ended_first(
 
 
 def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
-    """Returns the same from post-mortems of one attempt, one per rank; ranks that vanished first."""
+    """Returns the ranks that the others waited for, from post-mortems of one attempt, one per rank; ranks that vanished first."""
     attempts = {document["attempt"] for document in documents}
     if len(documents) <= 1 or len(attempts) > 1:
         return []
