@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import LoopProgress
 from otel_train.agent.reports import has_automatic_captures
 from otel_train.datamodel import system_clock
+from otel_train.recording.events import LoopState
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from otel_train.agent.client import AgentClient
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor, Capture
-    from otel_train.profiler.controller import LoopState
     from otel_train.profiler.flops import FlopCount
     from otel_train.profiler.setup import Capturing, EpochCaptures, NoEpochCaptures
+    from otel_train.profiler.step_schedule import ProfiledThread
 
 OFF = "captures are off, or there is no run directory to write to"
 
@@ -85,7 +85,7 @@ class RankCaptures:
         capturing = self.set_up()
         if capturing is None:
             return OFF
-        if not self.follows or self.account.state.rule is None:  # what is known may be old
+        if not self.follows or self.account.loop.rule is None:  # what is known may be old
             with self._accounted():
                 pass
         refusal = capturing.ask(request)
@@ -179,9 +179,9 @@ class RankCaptures:
         client = self._client
         with client.turn():
             client.report(fresh=True)
-            state = client.ask("account")
-            if state is not None:
-                self.account.state = state
+            loop = client.ask("account")
+            if loop is not None:
+                self.account.loop = loop
             try:
                 yield
             finally:  # a capture may have begun
@@ -192,38 +192,33 @@ class _RemoteAccount:
     """Implements ``profiler.controller.TrainingState`` and ``profiler.setup.Requests`` by messages to the agent.
 
     Attributes:
-        state: how the loop goes, as the agent said last.
+        loop: how it goes, as the agent said last.
         request: what was left in the folder of the rank.
     """
 
     def __init__(self, client: AgentClient, anchor: Anchor) -> None:
-        self.state = LoopProgress()
+        self.loop = LoopState()
         self.request: object = None
         self._anchor = anchor
         self._client = client
 
-    def loop(self) -> LoopState:
-        from otel_train.profiler.controller import LoopState
+    def thread(self) -> ProfiledThread:
         from otel_train.profiler.step_schedule import ProfiledThread
 
-        state, recorder = self.state, self._client.recording.recorder
-        ring = {ring.slot: ring for ring in list(recorder.threads)}.get(state.ring, recorder.main)
-        thread = ProfiledThread(ring.ident, recorder.sources, ring.ring.intercept)
-        return LoopState(state.rule, thread, state.step, state.median_ns, state.epoch, state.final_ns)
+        recorder = self._client.recording.recorder
+        ring = {ring.slot: ring for ring in list(recorder.threads)}.get(self.loop.ring, recorder.main)
+        return ProfiledThread(ring.ident, recorder.sources, ring.ring.intercept)
 
     def number(self, at_ns: int) -> int:
         answer = self._client.ask("number", at_ns)
-        return self.state.step if answer is None else int(answer)
+        return self.loop.step if answer is None else int(answer)
 
     def epoch(self, at_ns: int) -> int:
         answer = self._client.ask("epoch", at_ns)
-        return self.state.epoch if answer is None else int(answer)
+        return self.loop.epoch if answer is None else int(answer)
 
     def unix_ns(self, clock_ns: int) -> int:
         return self._anchor.renewed(system_clock()).unix(clock_ns)
-
-    def slow_steps(self) -> int:
-        return self.state.slow
 
     def over(self, capture: Capture) -> None:
         self._client.ask("captured", capture)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.lazy_components import LazyComponents
-from otel_train.agent.messages import Hello, LoopProgress, OomKills, Opened, Request, Response
+from otel_train.agent.messages import Hello, OomKills, Opened, Request, Response
 from otel_train.agent.process import BUSY_S, AgentConnection, start_of_job
 from otel_train.agent.reports import PAUSE_S, ReportBuilder
 from otel_train.config.settings import CODE, TRACKERS
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from otel_train.agent.messages import ResponseBox
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor
+    from otel_train.recording.events import LoopState
     from otel_train.trackers.manager import Trackers
 
 WRITING_S = 0.1
@@ -438,8 +439,8 @@ class AgentClient:
         if self.components.providers is not None:
             self.components.providers.export(batch)
 
-    def _do_loop(self, loop: LoopProgress) -> None:
-        self.components.captures.account.state = loop
+    def _do_loop(self, loop: LoopState) -> None:
+        self.components.captures.account.loop = loop
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
         capturing = self.components.captures.set_up_now()

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
-    from otel_train.recording.events import StepRule
     from otel_train.resource import RunInfo
 
 LOGGED_VALUES: Final = "logged values"
@@ -113,23 +112,6 @@ class Hello:
     oom_kills: OomKills | None = None
 
 
-class LoopProgress(FastNamedTuple):
-    """State of the training loop that captures need; without ``ring`` and ``slow`` the same as ``LoopState``.
-
-    Attributes:
-        ring: of the thread that trains.
-        slow: slow steps up to now.
-    """
-
-    rule: StepRule | None = None
-    ring: int = 0
-    step: int = 0
-    median_ns: int = 0
-    epoch: int = 1
-    final_ns: int = 0
-    slow: int = 0
-
-
 @fast_dataclass(frozen=True, kw_only=True)
 class Opened:
     """The agent's answer to ``Hello``.
@@ -179,7 +161,7 @@ class RankState:
         listened: there is, or was, one that listens.
         captured_ns: when the last capture began and ended.
         needs_step_numbers: a capture waits for step numbers, which the agent knows after it has accounted the events.
-        follows: it must know its ``LoopProgress`` all the time.
+        follows: it must know its ``LoopState`` all the time.
         untimed: kinds of devices that models are on and whose time is not taken; why.
         step_flops: model FLOP of one step of this rank, counted; 0 if that is not known.
         uncounted: why they are not counted, where that was asked for.

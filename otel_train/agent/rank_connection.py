@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from otel_train.agent.messages import (
     LOGGED_VALUES,
     Hello,
-    LoopProgress,
     OomKills,
     Opened,
     Report,
@@ -35,6 +34,7 @@ from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     from otel_train.agent.messages import MessageChannel
+    from otel_train.recording.events import LoopState
 
 STALE_S = 3.0
 """A rank that does not report when asked, and records nothing, for so long hangs, with the interpreter lock held: its last
@@ -229,7 +229,7 @@ class RankConnection:
     def _do_instrumentation_gaps(self) -> list[dict[str, str]]:
         return self.service.instrumentation_gaps()
 
-    def _do_account(self) -> LoopProgress:
+    def _do_account(self) -> LoopState:
         with self.loop.up_to_date():
             return loop_of(self.service.run, self.rings)
 

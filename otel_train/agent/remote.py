@@ -15,12 +15,12 @@ import numpy as np
 
 from otel_train.accounting.device_times import DevicePairs
 from otel_train.accounting.types import TRAIN, StepSource
-from otel_train.agent.messages import LoopProgress, RankState
+from otel_train.agent.messages import RankState
 from otel_train.config.validation import variable_of
 from otel_train.datamodel import Outcomes, Pace
 from otel_train.files import parse_json, read_bytes, replace_text
 from otel_train.profiler.requests import KEY_FILE, REQUEST_FILE, leave_request
-from otel_train.recording.events import SourceKind, StepRule
+from otel_train.recording.events import LoopState, SourceKind, StepRule
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class RemoteCaptures:
         self._request: object = None
         self._looked_s = 0.0
         self._asked: object = None
-        self._sent_progress: LoopProgress | None = None
+        self._sent_loop: LoopState | None = None
         self._alerts: AlertPoller | None = None
         if self._on and config.alertmanager_url:
             from otel_train.agent.alertmanager import AlertPoller
@@ -310,8 +310,8 @@ class RemoteCaptures:
         if not self._remote.state.follows and asked is None:
             return
         loop = loop_of(run, self._remote.recorder)
-        if loop != self._sent_progress:
-            self._sent_progress = loop
+        if loop != self._sent_loop:
+            self._sent_loop = loop
             self._remote.send("loop", loop)
 
     def close(self, timeout_s: float = ALERTS_END_S) -> None:
@@ -402,12 +402,12 @@ def rule_of(run: RunState) -> StepRule | None:
     )
 
 
-def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
+def loop_of(run: RunState, rings: SharedRings) -> LoopState:
     """Returns the state of the loop as a message to the rank."""
     leading = run.leading
     slots = {id(thread): thread.slot for thread in rings.threads}
     ring = slots.get(leading.key, 0) if leading else 0
-    return LoopProgress(
+    return LoopState(
         rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.final_ns),
         run.final_ns, run.sampler.slow
     )  # fmt: skip

@@ -20,35 +20,20 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Clock
     from otel_train.profiler.step_schedule import ProfiledThread
     from otel_train.profiler.torch_profiler import Profiler
-    from otel_train.recording.events import Instrumented
-
-NEAR_S = 6.0
-"""A step this near is awaited by the step scheduler: the service thread's view of the loop is up to 2 s old."""
-
-NEAR_STEPS = 8
-
-
-class LoopState(NamedTuple):
-    """State of the training loop as last read by the service thread."""
-
-    rule: StepRule | None  # how its steps end; None if unknown
-    thread: ProfiledThread
-    step: int  # number of the running step, as of the last look
-    median_ns: int  # step duration; 0 if unknown
-    epoch: int  # pass over the training data, from 1
-    final_ns: int  # steps before this instant have their numbers
-
-    def near(self, plan: CaptureRequest) -> bool:
-        """Returns whether the requested steps are so near that the step scheduler should wait for them."""
-        ahead = plan.at_step - plan.warmup - self.step
-        return ahead <= NEAR_STEPS or ahead * self.median_ns <= NEAR_S * NS_PER_S
+    from otel_train.recording.events import Instrumented, LoopState
 
 
 class TrainingState(Protocol):
-    """Access to the training loop, and to its step accounting in the agent."""
+    """Access to the training loop, and to its step accounting in the agent.
 
-    def loop(self) -> LoopState:
-        """Returns the current state of the loop."""
+    Attributes:
+        loop: how it goes, as last heard: up to 2 s ago.
+    """
+
+    loop: LoopState
+
+    def thread(self) -> ProfiledThread:
+        """Returns the thread that trains."""
 
     def number(self, at_ns: int) -> int:
         """Returns the number of the step at an instant."""
@@ -61,9 +46,6 @@ class TrainingState(Protocol):
 
     def active(self, *, active: bool) -> None:
         """Reports whether a capture runs."""
-
-    def slow_steps(self) -> int:
-        """Returns the number of slow steps so far."""
 
     def over(self, capture: Capture) -> None:
         """Takes a finished capture."""
@@ -108,7 +90,7 @@ class CaptureController:
     def ask(self, plan: CaptureRequest) -> str:
         """Queues a request. Thread-safe. Returns "", or the reason if it is refused."""
         unavailable = self._profiler.unavailable()
-        if unavailable and self._training.loop().rule is not None:  # it trains without what records it
+        if unavailable and self._training.loop.rule is not None:  # it trains without what records it
             return unavailable
         asked = any(other.cause == plan.cause for other in self._queued)
         idle = self.scheduler.phase is CapturePhase.IDLE
@@ -130,7 +112,7 @@ class CaptureController:
         scheduler = self.scheduler
         armed = scheduler.phase is not CapturePhase.IDLE
         unnumbered = armed and scheduler.first_ns > 0 and scheduler.first_number == NEXT
-        unruled = bool(self._queued) and self._training.loop().rule is None
+        unruled = bool(self._queued) and self._training.loop.rule is None
         return unruled or self._recorded is not None or unnumbered
 
     @property
@@ -158,7 +140,7 @@ class CaptureController:
         """Whether a request waits, or a capture is armed, runs, or is being written."""
         return self.recording or bool(self._queued)
 
-    def begin(self, plan: CaptureRequest, loop: LoopState) -> str:
+    def begin(self, plan: CaptureRequest) -> str:
         """Arms the step scheduler, when not busy; returns why not. Called by the service thread, or between two steps."""
         unavailable = self._profiler.unavailable()
         if unavailable:
@@ -167,16 +149,18 @@ class CaptureController:
             most = max(1, self._place.max_bytes // self._bytes_per_step)
             if most < plan.steps:
                 plan = plan._replace(steps=most, reason=f"{plan.reason} ({most} of {plan.steps} steps fit)")
-        sources = loop.thread.sources
-        self.scheduler.arm(plan, StepBoundary(loop.rule or _presumed(sources), sources), loop.thread)
+        thread = self._training.thread()
+        rule = self._training.loop.rule or _presumed(thread.sources)
+        self.scheduler.arm(plan, StepBoundary(rule, thread.sources), thread)
         return ""
 
-    def poll(self, loop: LoopState, *, last: bool = False) -> None:
+    def poll(self, *, last: bool = False) -> None:
         """Runs one iteration: arm, number, write, report. ``last``: no further step numbers will arrive."""
+        loop = self._training.loop
         for plan in list(self._queued):
-            if not self.busy and loop.near(plan) and loop.rule is not None:
+            if not self.busy and plan.is_near(loop) and loop.rule is not None:
                 self._queued.remove(plan)
-                unavailable = self.begin(plan, loop)
+                unavailable = self.begin(plan)
                 if unavailable:
                     _log.warning("Capture (%s): %s", plan.trigger, unavailable)
         scheduler = self.scheduler
@@ -188,7 +172,7 @@ class CaptureController:
         if self._recorded is None:
             self._recorded = scheduler.take()
         if self._recorded is not None and self._job is None:
-            self._write(self._recorded, loop, last=last)
+            self._write(self._recorded, last=last)
         if self._job is not None and self._job.writer.over:
             self._finish(self._job)
 
@@ -206,14 +190,14 @@ class CaptureController:
         deadline_ns = self._clock() + int(timeout_s * NS_PER_S)
         while left or self._job is not None:
             if self._job is None:
-                self._write(left.popleft(), self._training.loop(), last=True)
+                self._write(left.popleft(), last=True)
             if self._job is not None:
                 self._job.writer.end(max(0, deadline_ns - self._clock()) / NS_PER_S)
                 self._finish(self._job)
         self._recorded = None
 
-    def _write(self, recorded: Recorded, loop: LoopState, *, last: bool = False) -> None:
-        if recorded.begun_ns and loop.final_ns <= recorded.ended_ns and not last:
+    def _write(self, recorded: Recorded, *, last: bool) -> None:
+        if recorded.begun_ns and self._training.loop.final_ns <= recorded.ended_ns and not last:
             return  # its steps have no numbers yet
         self._recorded = None
         self._ended_ns[recorded.plan.cause] = recorded.ended_ns

@@ -16,7 +16,8 @@ from otel_train.resource import shares_replica
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.profiler.controller import LoopState, TrainingState
+    from otel_train.profiler.controller import TrainingState
+    from otel_train.recording.events import StepRule
 
 COUNTER: Final = "torch.utils.flop_counter"
 EVENT: Final = "train.flops.count"
@@ -98,16 +99,16 @@ class FlopCount:
         if self.busy:
             self._take()
         elif free and not self.flops and not self.refusal and "torch" in sys.modules:
-            loop = self._training.loop()
+            loop = self._training.loop
             if loop.rule is not None and loop.step >= FIRST_STEP:
-                self._begin(loop)
+                self._begin(loop.rule)
 
     def stop(self, timeout_s: float) -> None:
         """Ends the count when the session closes."""
         self._scheduler.abort("the session ended")
         self._scheduler.wait(timeout_s)
 
-    def _begin(self, loop: LoopState) -> None:
+    def _begin(self, rule: StepRule) -> None:
         compiled = _dynamo_has_run()
         if compiled or self._shared or shares_replica():
             self._refuse(COMPILED if compiled else SHARED)
@@ -119,9 +120,9 @@ class FlopCount:
             return
         self._tries += 1
         self._training.active(active=True)
-        assert loop.rule is not None
-        boundary = StepBoundary(loop.rule, loop.thread.sources)
-        self._scheduler.arm(CaptureRequest("flops", 1, warmup=0), boundary, loop.thread)
+        thread = self._training.thread()
+        boundary = StepBoundary(rule, thread.sources)
+        self._scheduler.arm(CaptureRequest("flops", 1, warmup=0), boundary, thread)
 
     def _take(self) -> None:
         recorded = self._scheduler.take()

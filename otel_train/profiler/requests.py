@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.config.settings import ACTIVITIES
+from otel_train.datamodel import NS_PER_S
 from otel_train.errors import ConfigError, RunDirectoryError, one_of, truth, whole
 from otel_train.files import read_json, replace_text
 
@@ -14,8 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from otel_train.recording.events import LoopState
+
 NEXT = -1
 """In place of a step number: as soon as a step ends."""
+
+NEAR_S = 6.0
+"""A step this near is awaited by the step scheduler: the service thread's view of the loop is up to 2 s old."""
+
+NEAR_STEPS = 8
 
 
 class Options(NamedTuple):
@@ -56,6 +64,11 @@ class CaptureRequest(NamedTuple):
     def automatic(self) -> bool:
         """Whether neither the program nor a user requested it: it does not wait for another capture, and has a cooldown."""
         return self.trigger in ("alert", "slow_step")
+
+    def is_near(self, loop: LoopState) -> bool:
+        """Returns whether the requested steps are so near that the step scheduler should wait for them."""
+        ahead = self.at_step - self.warmup - loop.step
+        return ahead <= NEAR_STEPS or ahead * loop.median_ns <= NEAR_S * NS_PER_S
 
 
 class Recorded(NamedTuple):

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from otel_train.config import Config
     from otel_train.datamodel import Capture, Clock
-    from otel_train.profiler.controller import LoopState, TrainingState
+    from otel_train.profiler.controller import TrainingState
     from otel_train.profiler.flops import FlopCount
+    from otel_train.recording.events import LoopState
     from otel_train.resource import RunInfo
 
 _log = logging.getLogger("otel_train")
@@ -124,7 +125,7 @@ class Schedule:
     def _request_ahead(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         plan = self._plan._replace(at_step=self._next(loop.step), reason=f"every {self._every.steps} steps")
         # A request far ahead would block others.
-        if loop.near(plan) and not ask(plan):
+        if plan.is_near(loop) and not ask(plan):
             self._made += 1
             self._from_step = plan.at_step + 1
 
@@ -141,14 +142,13 @@ class Schedule:
 class SlowSteps:
     """Requests a capture when steps have become slow."""
 
-    def __init__(self, plan: CaptureRequest, slow_steps: Callable[[], int]) -> None:
+    def __init__(self, plan: CaptureRequest) -> None:
         self._plan = plan
-        self._slow_steps = slow_steps
         self._seen: deque[tuple[int, int]] = deque()
 
     def request_if_due(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         """Requests a capture if enough of the last steps were slow."""
-        step, slow = loop.step, self._slow_steps()
+        step, slow = loop.step, loop.slow
         # A fast loop makes more steps than that between two calls, so the last call always counts.
         while len(self._seen) > 1 and self._seen[1][0] <= step - SLOW_AMONG:
             self._seen.popleft()
@@ -171,22 +171,21 @@ class CaptureEndpoint:
         rank: int,
         requests: Requests,
         *,
-        loop: Callable[[], LoopState],
+        training: TrainingState,
     ) -> None:
         self.triggers: list[Schedule | SlowSteps] = []  # make requests by themselves
         self.controller = controller
-        self.loop = loop
+        self._training = training
         self._plan = plan
         self._rank = rank
         self._requests = requests
 
     def poll(self) -> None:
         """Takes waiting requests, then runs the controller. Runs on the service thread."""
-        loop = self.loop()
-        self._take_file(loop)
+        self._take_file()
         for trigger in self.triggers:
-            trigger.request_if_due(loop, self.controller.ask)
-        self.controller.poll(loop)
+            trigger.request_if_due(self._training.loop, self.controller.ask)
+        self.controller.poll()
 
     def ask(self, document: dict[str, Any]) -> str:
         """Queues a request of the program. Returns "", or the reason if it is refused; a ConfigError if it is invalid."""
@@ -207,14 +206,15 @@ class CaptureEndpoint:
     def post(self, body: bytes) -> tuple[int, dict[str, Any]]:
         """Answers ``POST /capture`` of JSON, or of nothing for a capture as set, with the token: the HTTP status, and the answer."""
         try:
-            return self._arm(json.loads(body) if body.strip() else {}, self.loop())
+            return self._arm(json.loads(body) if body.strip() else {})
         except (ValueError, RecursionError, ConfigError) as error:
             return 400, {"error": str(error)[:500]}
 
-    def _arm(self, document: object, loop: LoopState) -> tuple[int, dict[str, Any]]:
+    def _arm(self, document: object) -> tuple[int, dict[str, Any]]:
         (plan, ranks), rank = requests.read(document, self._plan), self._rank
         others = [each for each in ranks or () if each != rank]
         if others and plan.at_step == NEXT:
+            loop = self._training.loop
             if not loop.median_ns:
                 return 409, {"error": TOO_EARLY}
             plan = plan._replace(at_step=_common_step(plan, loop))
@@ -233,12 +233,12 @@ class CaptureEndpoint:
         at_step = plan.at_step if plan.at_step != NEXT else "next"
         return 202, {"armed": True, "at_step": at_step, "steps": plan.steps}
 
-    def _take_file(self, loop: LoopState) -> None:
+    def _take_file(self) -> None:
         document = self._requests.waiting()
         if document is None:
             return
         try:
-            refusal = str(self._arm(document, loop)[1].get("error", ""))
+            refusal = str(self._arm(document)[1].get("error", ""))
         except (ConfigError, OSError) as error:
             refusal = str(error)
         if refusal == TOO_EARLY:
@@ -283,10 +283,9 @@ class EpochCaptures:
         deadline_s = time.monotonic() + PREVIOUS_CAPTURE_WAIT_S
         while True:
             with self._accounted():
-                loop = self._endpoint.loop()
-                self._controller.poll(loop, last=True)
+                self._controller.poll(last=True)
                 if not self._controller.busy:
-                    return self._controller.begin(plan, loop)
+                    return self._controller.begin(plan)
                 if self._controller.running:
                     return UNDER_WAY
             if time.monotonic() > deadline_s:
@@ -302,7 +301,7 @@ class EpochCaptures:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             with self._accounted():
-                self._controller.poll(self._endpoint.loop(), last=True)
+                self._controller.poll(last=True)
                 if self._controller.finished:
                     return
             time.sleep(_POLL_S)
@@ -332,7 +331,6 @@ class Capturing(CaptureEndpoint):
         self, config: Config, info: RunInfo, *, training: TrainingState,
         rank_folder: Path, ooms: Callable[[], int], requests: Requests,
     ) -> None:  # fmt: skip
-        self._training = training
         block = "profiler" in words_of(config.console_metrics)
         console = Console(lines=config.console, block=block, top=config.profiler_top)
         self._console = console if info.rank == 0 else None
@@ -346,7 +344,7 @@ class Capturing(CaptureEndpoint):
             TorchProfiler, training=training, done=self._done, place=store, clock=system_clock,
             tuning=config.tuned(),
         )  # fmt: skip
-        super().__init__(controller, plan, info.rank, requests, loop=training.loop)
+        super().__init__(controller, plan, info.rank, requests, training=training)
         self._snapshots = OomSnapshots(ooms, store.folder, info.rank)
         every, schedule = read_parts(ProfilerEvery, config.profiler_every), config.schedule()
         if any(every):
@@ -356,7 +354,7 @@ class Capturing(CaptureEndpoint):
             )  # fmt: skip
             self.triggers.append(planned)
         if config.profiler == "auto":
-            self.triggers.append(SlowSteps(plan._replace(trigger="slow_step"), training.slow_steps))
+            self.triggers.append(SlowSteps(plan._replace(trigger="slow_step")))
 
     @property
     def within_ns(self) -> tuple[int, int]:

@@ -163,6 +163,28 @@ class StepRule(FastNamedTuple):
     aside: frozenset[str] = frozenset()
 
 
+class LoopState(FastNamedTuple):
+    """How the training loop goes, for captures: the agent accounts its steps, and tells the process that is profiled.
+
+    Attributes:
+        rule: what ends its steps; None while that is unknown.
+        ring: of the thread that trains.
+        step: number of the running step.
+        median_ns: duration of a step; 0 while that is unknown.
+        epoch: pass over the training data, from 1.
+        final_ns: steps before this instant have their numbers.
+        slow: slow steps up to now.
+    """
+
+    rule: StepRule | None = None
+    ring: int = 0
+    step: int = 0
+    median_ns: int = 0
+    epoch: int = 1
+    final_ns: int = 0
+    slow: int = 0
+
+
 class Instrumented(FastNamedTuple):
     """A source of events.
 

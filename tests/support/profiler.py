@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from otel_train.profiler.requests import Options
@@ -68,8 +67,22 @@ class FakeProfiler(Profiler):
             raise RuntimeError(f"{what} is broken")
 
 
-def training(loop: Any, number: Any, epoch: Any) -> Any:
-    """A ``TrainingState`` whose clock is Unix time."""
-    return SimpleNamespace(
-        loop=loop, number=number, epoch=epoch, unix_ns=lambda ns: ns, active=lambda **_: None
-    )
+class FakeTraining:
+    """A ``TrainingState`` whose clock is Unix time; what is in the loop is looked up when it is asked for."""
+
+    def __init__(self, loop: Any, thread: Any, number: Any, epoch: Any) -> None:
+        self._loop = loop
+        self.thread, self.number, self.epoch = thread, number, epoch
+
+    @property
+    def loop(self) -> Any:
+        return self._loop()
+
+    def unix_ns(self, clock_ns: int) -> int:
+        return clock_ns
+
+    def active(self, *, active: bool) -> None:
+        """Ignore it."""
+
+    def over(self, capture: Any) -> None:
+        """Ignore it."""

@@ -18,7 +18,7 @@ import pytest
 from otel_train.agent.remote import RequestFolder
 from otel_train.config.settings import ProfilerEvery, Tuning
 from otel_train.datamodel import Capture
-from otel_train.profiler.controller import CaptureController, LoopState
+from otel_train.profiler.controller import CaptureController
 from otel_train.profiler.requests import KEY_FILE, CaptureRequest, leave_request
 from otel_train.profiler.setup import (
     SLOW_STEPS,
@@ -30,10 +30,10 @@ from otel_train.profiler.setup import (
 )
 from otel_train.profiler.step_schedule import ProfiledThread
 from otel_train.profiler.storage import CaptureStore
-from otel_train.recording.events import Instrumented, Op, SourceKind, StepRule, code
+from otel_train.recording.events import Instrumented, LoopState, Op, SourceKind, StepRule, code
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
-from tests.support.profiler import FakeProfiler, training
+from tests.support.profiler import FakeProfiler, FakeTraining
 from tests.support.waiting import until
 
 SOURCES = [Instrumented(SourceKind.DATA, "train"), Instrumented(SourceKind.OPTIMIZER, "SGD")]
@@ -63,21 +63,24 @@ class Run:
         self.captures: list[Capture] = []
         self.epoch = 1
         self.step_ns = STEP_NS
+        training: Any = FakeTraining(self.loop, self.thread, self.number, lambda _: self.epoch)
         defaults = {"max_bytes": 1 << 20, "kept": 8, "analyze": ()}
         self.controller = CaptureController(
             self.profiler, clock=self.clock, tuning=Tuning(profiler_max_s=60, profiler_cooldown_s=60),
-            training=training(self.loop, self.number, lambda _: self.epoch), done=self.captures.append,
+            training=training, done=self.captures.append,
             place=CaptureStore(folder / "captures", 0, **{**defaults, **place}),
         )  # fmt: skip
         (folder / "rank0").mkdir()
         self.requests = RequestFolder(folder / "rank0", "secret")
-        self.endpoint = CaptureEndpoint(self.controller, PLAN, 0, self.requests, loop=self.loop)
+        self.endpoint = CaptureEndpoint(self.controller, PLAN, 0, self.requests, training=training)
         self.steps(20)
 
     def loop(self) -> LoopState:
-        thread = ProfiledThread(get_ident(), SOURCES, self.ring.intercept)
         rule = StepRule(SourceKind.OPTIMIZER, asks=True)
-        return LoopState(rule, thread, len(self.ends), self.step_ns, self.epoch, self.clock.now_ns)
+        return LoopState(rule, 0, len(self.ends), self.step_ns, self.epoch, self.clock.now_ns)
+
+    def thread(self) -> ProfiledThread:
+        return ProfiledThread(get_ident(), SOURCES, self.ring.intercept)
 
     def number(self, at_ns: int) -> int:
         return sum(1 for end in self.ends if end <= at_ns)
@@ -320,16 +323,14 @@ def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:
 def slow_steps(seen: list[tuple[int, int]]) -> list[CaptureRequest]:
     """What is asked for in a loop that is looked at in these steps, after so many slow ones."""
     wanted: list[CaptureRequest] = []
-    counts = iter(seen)
-    slow = SlowSteps(PLAN, lambda: next(counts)[1])
+    trigger = SlowSteps(PLAN)
 
     def ask(plan: CaptureRequest) -> str:
         wanted.append(plan)
         return ""
 
-    for step, _ in seen:
-        thread = ProfiledThread(0, SOURCES, print)
-        slow.request_if_due(LoopState(None, thread, step, STEP_NS, 1, 0), ask)
+    for step, slow in seen:
+        trigger.request_if_due(LoopState(step=step, median_ns=STEP_NS, slow=slow), ask)
     return wanted
 
 

@@ -13,14 +13,14 @@ import pytest
 from otel_train.agent.remote import rule_of
 from otel_train.config.settings import Tuning
 from otel_train.datamodel import Capture
-from otel_train.profiler.controller import CaptureController, LoopState
+from otel_train.profiler.controller import CaptureController
 from otel_train.profiler.requests import NEXT, CaptureRequest
 from otel_train.profiler.step_schedule import ProfiledThread
 from otel_train.profiler.storage import CaptureStore
-from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, LoopState, Op, SourceKind
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
-from tests.support.profiler import FakeProfiler, training
+from tests.support.profiler import FakeProfiler, FakeTraining
 from tests.support.runs import run_state
 
 STEPS = 24
@@ -47,9 +47,10 @@ class Replay:
         self._unread: list[int] = []
         self._run = run_state(stall_after_s=1e6)
         self._run.learn(tape.sources)
+        training: Any = FakeTraining(self._loop, self._thread, self._number, self._run.epochs.at)
         self.controller = CaptureController(
             self.profiler, clock=self.clock, tuning=Tuning(profiler_max_s=60, profiler_cooldown_s=60),
-            training=training(self._loop, self._number, self._run.epochs.at), done=self.captures.append,
+            training=training, done=self.captures.append,
             place=CaptureStore(folder, 0, max_bytes=1 << 20, kept=1 << 20, analyze=()),
         )  # fmt: skip
 
@@ -73,11 +74,13 @@ class Replay:
         times = np.array(self._times[first : at + 1], dtype=np.int64)
         self._run.feed(1, times, np.array(self._unread, dtype=np.int64), name="MainThread", main=True)
         self._unread.clear()
-        self.controller.poll(self._loop())
+        self.controller.poll()
 
     def _loop(self) -> LoopState:
-        thread = ProfiledThread(get_ident(), self.tape.sources, self._intercept)
-        return LoopState(rule_of(self._run), thread, self._run.step_number, 0, 1, self._run.final_ns)
+        return LoopState(rule_of(self._run), step=self._run.step_number, final_ns=self._run.final_ns)
+
+    def _thread(self) -> ProfiledThread:
+        return ProfiledThread(get_ident(), self.tape.sources, self._intercept)
 
     def _intercept(self, see: Any) -> None:
         self._see = see
