@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -61,11 +62,11 @@ ANSWER_WITHIN_S = 2.0
 
 
 def healthy(url: str) -> bool:
-    """Returns whether ``url`` answers with a status below 300."""
+    """Returns whether ``url`` answers with a status below 300; not so where something else than HTTP listens there."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S):
             return True
-    except (OSError, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):
         return False
 
 

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -118,6 +119,24 @@ def test_another_process_finds_and_stops_it(stack: LocalStack) -> None:
     assert other is not None
     assert other.states()["prometheus"] == "ready"
     assert other.stop() == ["prometheus"]
+
+
+def test_what_answers_in_another_protocol_is_not_healthy() -> None:
+    """Another service has the port: ``stack status`` says that the part is down, and does not end with an error."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                connection.recv(1 << 10)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        healthy = configuration.healthy(f"http://127.0.0.1:{other.getsockname()[1]}/")
+        thread.join()
+
+    assert not healthy
 
 
 def test_a_part_that_ends_at_once_is_shown_with_its_last_words(stack: LocalStack, pretenders: Path) -> None:
