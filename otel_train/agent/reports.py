@@ -104,7 +104,9 @@ class ReportBuilder:
         """
         values, timers = self._recording.values, self._recording.timers
         if len(self._unsent) == MOST_UNSENT:
-            values.dropped += len(self._unsent.popleft().logged_values)
+            lost = self._unsent.popleft()
+            values.dropped += len(lost.logged_values)
+            timers.dropped += 0 if lost.operations is None else len(lost.operations)
         self._pause_s = pause_s
         self._unsent.append(self.make(fresh=fresh))
         self._pause()
