@@ -64,7 +64,7 @@ class NodeAgent:
     def __init__(self, listener: socket.socket | None) -> None:
         from otel_train.exporters.manager import SharedExporters
 
-        self.links: list[MessageChannel] = []
+        self.channels: list[MessageChannel] = []
         self._listener = listener
         self._shared = SharedExporters(alone=listener is None)
         self._services: list[RankConnection] = []
@@ -76,7 +76,7 @@ class NodeAgent:
 
     def run(self) -> None:
         """Serves until the last rank has ended and everything of it is delivered, or kept."""
-        until_s = 0.0 if self.links or self._listener is None else time.monotonic() + _FIRST_S
+        until_s = 0.0 if self.channels or self._listener is None else time.monotonic() + _FIRST_S
         # ``select`` takes no descriptor from 1024 on, and the listener has the number that it had in the program.
         poll = select.poll()
         for each in filter(None, (self._wake_read, self._listener)):
@@ -97,13 +97,13 @@ class NodeAgent:
         with self._lock:
             services = list(self._services)
         late_s = time.monotonic() - DELIVERY_S - _WRITING_S
-        return len(self.links) > sum(each.left_s < late_s for each in services)
+        return len(self.channels) > sum(each.left_s < late_s for each in services)
 
     def take(self, connection: socket.socket) -> None:
         """Serves the rank at the other end, in a thread."""
-        link = MessageChannel(connection)
-        self.links.append(link)
-        daemon_thread(lambda: self._serve(link), "otel-train-rank").start()
+        channel = MessageChannel(connection)
+        self.channels.append(channel)
+        daemon_thread(lambda: self._serve(channel), "otel-train-rank").start()
 
     def terminate(self) -> None:
         """Handles SIGTERM: the ranks receive it too."""
@@ -125,13 +125,15 @@ class NodeAgent:
         self.take(connection)
         return True
 
-    def _serve(self, link: MessageChannel) -> None:
-        _served.set(link)  # for this thread, and for those that it starts
+    def _serve(self, channel: MessageChannel) -> None:
+        _served.set(channel)  # for this thread, and for those that it starts
         service, descriptors = None, list[int]()
         try:
-            hello, descriptors = link.receive_first(2, _FIRST_S)
+            hello, descriptors = channel.receive_first(2, _FIRST_S)
             process = descriptors[1] if len(descriptors) > 1 else -1
-            service = opened(link, hello, descriptors[0], process, deliver_s=DELIVERY_S, shared=self._shared)
+            service = opened(
+                channel, hello, descriptors[0], process, deliver_s=DELIVERY_S, shared=self._shared
+            )
             if service is not None:
                 with self._lock:
                     self._services.append(service)
@@ -144,8 +146,8 @@ class NodeAgent:
             with self._lock:
                 if service in self._services:
                     self._services.remove(service)
-                self.links.remove(link)
-            link.close()
+                self.channels.remove(channel)
+            channel.close()
             for descriptor in descriptors:
                 os.close(descriptor)
             with suppress(OSError):
@@ -153,7 +155,7 @@ class NodeAgent:
 
 
 def opened(
-    link: MessageChannel,
+    channel: MessageChannel,
     hello: Hello,
     memory: int | memoryview,
     process: int,
@@ -162,13 +164,13 @@ def opened(
     shared: SharedExporters,
 ) -> RankConnection | None:
     """Returns what serves the rank; None where a setting is refused, and the rank gets the reason. See ``RankConnection``."""
-    link.tell("up", os.getpid())  # before the imports, which take a while
+    channel.tell("up", os.getpid())  # before the imports, which take a while
     from otel_train.agent.rank_connection import RankConnection
 
     try:
-        return RankConnection(link, hello, memory, process, deliver_s=deliver_s, shared=shared)
+        return RankConnection(channel, hello, memory, process, deliver_s=deliver_s, shared=shared)
     except ConfigError as error:
-        link.tell("refused", str(error))
+        channel.tell("refused", str(error))
         return None
 
 
@@ -184,6 +186,6 @@ class LogsToRanks(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Sends one record."""
-        link = _served.get() or next(iter(self._agent.links), None)
-        if link is not None:
-            link.tell("log", record.levelno, self.format(record))
+        channel = _served.get() or next(iter(self._agent.channels), None)
+        if channel is not None:
+            channel.tell("log", record.levelno, self.format(record))

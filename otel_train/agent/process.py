@@ -79,7 +79,7 @@ class ConnectedAgent(FastNamedTuple):
         pid: of its process; 0 where that is not known.
     """
 
-    link: MessageChannel
+    channel: MessageChannel
     found: bool
     pid: int
 
@@ -246,7 +246,7 @@ class AgentThread(DaemonThread):
     """The agent in a thread of the training process, if no process can be started or ``agent="thread"``.
 
     Attributes:
-        link: the rank's end of the connection.
+        channel: the rank's end of the connection.
         service: what serves, once the rank has said hello.
         problem: why it could not begin; "" where it could.
     """
@@ -254,8 +254,8 @@ class AgentThread(DaemonThread):
     def __init__(self, memory: memoryview, deliver_s: float) -> None:
         super().__init__(name="otel-train-agent", daemon=True)
         ours, theirs = socket.socketpair()
-        self.link, self._theirs = MessageChannel(ours), MessageChannel(theirs)
-        self.link.set_aside()
+        self.channel, self._theirs = MessageChannel(ours), MessageChannel(theirs)
+        self.channel.set_aside()
         self._theirs.set_aside()
         self.service: RankConnection | None = None
         self.problem = ""
@@ -264,7 +264,7 @@ class AgentThread(DaemonThread):
         try:
             self.start()
         except BaseException:
-            self.link.close()
+            self.channel.close()
             self._theirs.close()
             raise
 
@@ -356,13 +356,13 @@ class AgentConnection:
 
     def _connect(self, info: RunInfo) -> MessageChannel:
         self.is_up.clear()
-        link, self._found, self.pid = connect_agent(info, self._environ)
-        return link
+        channel, self._found, self.pid = connect_agent(info, self._environ)
+        return channel
 
     def _start_thread(self) -> MessageChannel:
         require_descriptors(above=False)
         self.thread = AgentThread(self._memory.map, self._config.exit_timeout_s)
-        return self.thread.link
+        return self.thread.channel
 
     def _start_thread_instead(self, problem: object) -> MessageChannel:
         """Begins an agent in a thread, because of a problem of one in a process.
@@ -371,13 +371,13 @@ class AgentConnection:
             OSError: no thread is left for one, or no socket.
         """
         try:
-            link = self._start_thread()
+            channel = self._start_thread()
         except (OSError, RuntimeError) as error:
             raise OSError(
                 f"no agent can run beside this process ({problem}) or in a thread of it ({error})"
             ) from error
         _log.warning("No agent can run beside this process (%s): a thread of it does its work", problem)
-        return link
+        return channel
 
     # -- what it gets first ------------------------------------------------------------------------
 

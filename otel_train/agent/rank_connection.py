@@ -63,7 +63,7 @@ class RankConnection:
 
     def __init__(
         self,
-        link: MessageChannel,
+        channel: MessageChannel,
         hello: Hello,
         memory: int | memoryview,
         process: int,
@@ -73,7 +73,7 @@ class RankConnection:
     ) -> None:
         self.left_s = math.inf  # when the rank let go, on the monotonic clock
         self._deliver_s = deliver_s
-        self._channel = link
+        self._channel = channel
         self._hello = hello
         self._process = process
         self._window: WindowStart | None = None

@@ -79,7 +79,7 @@ class RemoteRecording:
     """
 
     def __init__(self, rings: SharedRings, send: Callable[..., None]) -> None:
-        self.recorder = rings
+        self.rings = rings
         self.send = send
         self.state = RankState()
         self.exchange = (False, 0)
@@ -101,8 +101,8 @@ class RemoteRecording:
         """Lets the export loop read the events written up to now. Requests a report first if one is needed to interpret them."""
         if self.state.follows:  # it reports by itself; its report tells whether a step was captured
             return
-        self.recorder.advance()
-        if not self.recorder.covered:
+        self.rings.advance()
+        if not self.rings.covered:
             with self._asking:
                 if self.asked_s:
                     return
@@ -130,11 +130,11 @@ class RemoteRecording:
         if report.records is not None:
             self.records.append(report.records)
         self.exchange = report.exchange
-        self.recorder.limit(report.positions, report.changes)
+        self.rings.limit(report.positions, report.changes)
 
     def take_in_unreported(self) -> None:
         """Reads from shared memory what a rank that has died had not reported."""
-        values, operations = self.recorder.unreported()
+        values, operations = self.rings.unreported()
         self.logged.extend(values)
         if len(operations):
             self._operations.append(operations)
@@ -163,7 +163,7 @@ class RemoteRecording:
     @property
     def spent_ns(self) -> int:
         """Nanoseconds that otel_train took on the training thread, as sampled there."""
-        return self.recorder.spent_ns + self.state.spent_ns
+        return self.rings.spent_ns + self.state.spent_ns
 
     def dataset_bytes(self, loaders: Iterable[str]) -> int | None:
         """Returns the bytes of the datasets of these loaders, each counted once; None where none is known."""
@@ -173,7 +173,7 @@ class RemoteRecording:
 
     def faults(self) -> Mapping[str, int]:
         """Returns the otel_train's faults in the rank and in the copy of its last steps, by component."""
-        copy = self.recorder.guard
+        copy = self.rings.guard
         return {**self.state.faults, copy.part: copy.faults}
 
 
@@ -246,10 +246,10 @@ class RemoteCaptures:
     """
 
     def __init__(
-        self, remote: RemoteRecording, link: MessageChannel, exporters: ExportManager, config: Config
+        self, remote: RemoteRecording, channel: MessageChannel, exporters: ExportManager, config: Config
     ) -> None:
         self._remote = remote
-        self._channel = link
+        self._channel = channel
         self._disk = exporters.disk
         self._on = config.profiler != "off"
         self.folder = RequestFolder(exporters.rank_folder if self._on else None, config.profiler_token)
@@ -309,7 +309,7 @@ class RemoteCaptures:
                 self._remote.send("request", asked)
         if not self._remote.state.follows and asked is None:
             return
-        loop = loop_of(run, self._remote.recorder)
+        loop = loop_of(run, self._remote.rings)
         if loop != self._sent_loop:
             self._sent_loop = loop
             self._remote.send("loop", loop)

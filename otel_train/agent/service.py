@@ -108,7 +108,7 @@ class ExportLoop:
 
     def __init__(
         self,
-        recorder: SharedRings,
+        rings: SharedRings,
         run: RunState,
         *,
         snapshot: Callable[[], Snapshot],
@@ -128,7 +128,7 @@ class ExportLoop:
         self.cpu_s = 0.0
         self.lock = threading.Lock()
         self.guard = Guard("export loop")
-        self._recorder = recorder
+        self._rings = rings
         self._run = run
         self._snapshot = snapshot
         self._clock = clock
@@ -167,8 +167,8 @@ class ExportLoop:
 
     def run_once(self, *, final: bool = False) -> None:
         """Runs one round: read, account, export. Tests call it directly."""
-        self._recorder.publish(time.time_ns())
-        if self._is_full() or self._is_due(self._recorder, READ_INTERVAL_S):
+        self._rings.publish(time.time_ns())
+        if self._is_full() or self._is_due(self._rings, READ_INTERVAL_S):
             self.read_rings()
         if self._is_abandoned():
             return
@@ -210,9 +210,9 @@ class ExportLoop:
         """Reads every ring up to now and accounts its edges."""
         self.advance()
         now_ns = self._clock()
-        threads = list(self._recorder.threads)
+        threads = list(self._rings.threads)
         ended = [thread for thread in threads if thread.ended]
-        self._run.learn(self._recorder.sources)
+        self._run.learn(self._rings.sources)
         # How far the others are is read before autograd's own threads are: what those did until then is there.
         waiting = [(thread, thread.ring.pending) for thread in threads if not thread.engine]
         for task in self.early_tasks:
@@ -229,13 +229,13 @@ class ExportLoop:
             if thread in ended:  # before another is read that goes on from there
                 self._run.end_thread(id(thread))
         for thread in ended:
-            self._recorder.release(thread)
+            self._rings.release(thread)
         # Of edges that may not be read yet, it is not known what they say of the time until now.
         behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
         self._run.check_stalls(now_ns, behind)
 
     def _is_full(self) -> bool:
-        return any(thread.ring.pending >= READ_EDGES for thread in self._recorder.threads)
+        return any(thread.ring.pending >= READ_EDGES for thread in self._rings.threads)
 
     def _is_abandoned(self) -> bool:
         """Returns whether this is the loop's thread after ``stop``. The last iteration, on another thread, continues from here."""
@@ -244,8 +244,8 @@ class ExportLoop:
     def _read(self, thread: SharedThread, most: int) -> None:
         piece = self._piece(thread, most)
         # A source is registered before its first edge, so its name is known by now.
-        self._run.learn(self._recorder.sources)
-        main = thread is self._recorder.main
+        self._run.learn(self._rings.sources)
+        main = thread is self._rings.main
         times, codes = self._with_engine(piece.times, piece.codes) if main else (piece.times, piece.codes)
         self._run.feed(id(thread), times, codes, name=thread.name, main=main)
 
@@ -312,7 +312,7 @@ class ExportLoop:
         """Returns the seconds until the next poll: less than a full interval while many events arrive."""
         (then_s, before), now_s = self._counted, time.monotonic()
         if now_s - then_s >= _RATE_OVER_S:
-            written = sum(thread.ring.written for thread in self._recorder.threads)
+            written = sum(thread.ring.written for thread in self._rings.threads)
             self._counted = now_s, written
             self._edges_per_s = (written - before) / (now_s - then_s)
         if self._edges_per_s * self._every_s <= AHEAD_EDGES:
@@ -408,7 +408,7 @@ class AgentService:
         run, recording, tuned = self.run, self._recording, self._config.tuned()
         values_guard, summary_guard = Guard(LOGGED_VALUES), Guard("summary")
         loop = ExportLoop(
-            recording.recorder, run, snapshot=self._reporter.snapshot, clock=recording.recorder.run_clock,
+            recording.rings, run, snapshot=self._reporter.snapshot, clock=recording.rings.run_clock,
             every_s=tuned.poll_interval_s
         )  # fmt: skip
         loop.advance = self._advance
@@ -528,7 +528,7 @@ class AgentService:
 
     def _read_operations(self) -> None:
         calls = calls_of(self._recording.operations())
-        self.run.learn(self._recording.recorder.sources)
+        self.run.learn(self._recording.rings.sources)
         self.run.totals.add_operations(calls)
         self.tracking.hold(calls)
 

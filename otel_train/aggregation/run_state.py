@@ -234,10 +234,10 @@ class RunState:
         self.loader_errors: Counter[str] = Counter()
         self.closed = False
         self.training_threads = 0
+        self.leading: ThreadState | None = None  # the training thread, once it is known
         self.down_s: float | None = None  # seconds that the run stood still before this start
         self._threads: dict[int, ThreadState] = {}
         self._computed = False  # a thread that has ended ran the forwards of steps
-        self._leading: ThreadState | None = None
         self._source_before = StepSource.UNDECIDED  # of leading threads that have ended
         self._last_reader = ""  # thread that only read a loader and has ended
         self._threads_seen, self._closed_ns, self._last_step, self._looked_ns = 0, 0, 0, 0
@@ -283,7 +283,7 @@ class RunState:
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
         # Else ``check_stalls`` does, when the other threads are known.
-        if (self._leading is not None or mine.works or not main) and not mine.account.is_part:
+        if (self.leading is not None or mine.works or not main) and not mine.account.is_part:
             self._take(mine, mine.account.take())
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
@@ -326,10 +326,10 @@ class RunState:
         until_ns, self._looked_ns = min([now_ns, *working]), now_ns
         for key, each in list(self._threads.items()):
             if key not in behind:
-                each.account.pass_time(until_ns if each is self._leading else now_ns)
+                each.account.pass_time(until_ns if each is self.leading else now_ns)
             self._take(each, each.account.take())
         self._share_outside(now_ns)
-        thread = self._leading
+        thread = self.leading
         if thread is None or self.closed or thread.key in behind:
             return
         if self.stalls.check(now_ns, self.sampler.median_ns, doing=self._doing(thread)):
@@ -340,7 +340,7 @@ class RunState:
     def close(self, at_ns: int) -> None:
         """Accounts everything up to ``at_ns``."""
         self.stalls.progress(at_ns)
-        if self._leading is None and not self._threads:
+        if self.leading is None and not self._threads:
             self._threads[0] = self._new_thread("main", at_ns, main=True)
         threads = sorted(self._threads.values(), key=lambda each: not each.works)
         for thread in threads:
@@ -349,9 +349,9 @@ class RunState:
         self._last_step = self.step_number  # the end closes a step that has its update
         for thread in threads:
             self._take(thread, thread.account.close(at_ns))
-        if self._leading is None:  # without training all time is initialisation
+        if self.leading is None:  # without training all time is initialisation
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
-        elif self._leading.over and self._accounted_ns < at_ns:
+        elif self.leading.over and self._accounted_ns < at_ns:
             rest = [self._accounted_ns, at_ns, Activity.OUTSIDE, at_ns - self._accounted_ns]
             self._beside.add_outside([rest])
             self.totals.add_outside(rest[-1])
@@ -366,23 +366,18 @@ class RunState:
     @property
     def step_number(self) -> int:
         """Number of the running step: the steps counted so far, unless set manually."""
-        return self._leading.next_number if self._leading else 0
-
-    @property
-    def leading(self) -> ThreadState | None:
-        """The training thread, once it is known."""
-        return self._leading
+        return self.leading.next_number if self.leading else 0
 
     @property
     def step_source(self) -> StepSource:
         """What the leading thread's steps are counted by, or those of the ones that have ended if it has none."""
-        own = self._leading.account.source if self._leading else StepSource.UNDECIDED
+        own = self.leading.account.source if self.leading else StepSource.UNDECIDED
         return self._source_before if own is StepSource.UNDECIDED else own
 
     @property
     def final_ns(self) -> int:
         """Time before this instant is final."""
-        return max(self._closed_ns, self._leading.account.final_ns if self._leading else self.started_ns)
+        return max(self._closed_ns, self.leading.account.final_ns if self.leading else self.started_ns)
 
     def ended_by(self, now_ns: int) -> int:
         """Returns the end of the run's time: ``now_ns`` while it runs, else when it was closed."""
@@ -395,19 +390,19 @@ class RunState:
         Without the number that Python gives them: those of successive epochs are one.
         """
         names = [thread.name for thread in self._threads.values() if self._only_reads(thread)]
-        if self._last_reader and not (names or (self._leading and self._leading.account.asks)):
+        if self._last_reader and not (names or (self.leading and self.leading.account.asks)):
             names = [self._last_reader]
         return list(dict.fromkeys(_NUMBER.sub("", name) for name in names))
 
     def open_stages(self) -> list[str]:
         """Returns the names of the open stages of the leading thread at the last look, outermost first."""
-        if self._leading is None:
+        if self.leading is None:
             return []
-        return [self.names.sources[stage.source].stage for stage in self._leading.account.open]
+        return [self.names.sources[stage.source].stage for stage in self.leading.account.open]
 
     def stall(self, now_ns: int) -> dict[str, Any] | None:
         """Returns what is known of a stall while it lasts; None without one."""
-        thread, stalls = self._leading, self.stalls
+        thread, stalls = self.leading, self.stalls
         if thread is None or not stalls.since_ns or self.closed:
             return None
         at = thread.position(self.names.sources)
@@ -420,7 +415,7 @@ class RunState:
         """Returns the current state: one of ``catalog.RUN_STATES``."""
         if self.stalls.since_ns:
             return "stalled"
-        if self._leading is None:
+        if self.leading is None:
             return "initializing"
         if "checkpoint" in self.open_stages():
             return "checkpointing"
@@ -436,15 +431,15 @@ class RunState:
     @property
     def _others(self) -> list[ThreadState]:
         """Threads that have steps, or may have, and do not lead."""
-        threads = (each for each in self._threads.values() if each is not self._leading)
+        threads = (each for each in self._threads.values() if each is not self.leading)
         return [each for each in threads if each.works and not each.account.is_part]
 
     def _share_outside(self, now_ns: int) -> None:
         """Gives other threads what is theirs of the time that the leading thread spends outside."""
-        if self._leading is not None:
+        if self.leading is not None:
             others_ns = min([now_ns, *(each.account.final_ns for each in self._others)])
-            led_ns = self._leading.account.final_ns
-            self.totals.move_from_outside(self._beside.take(self._leading.label, led_ns, others_ns))
+            led_ns = self.leading.account.final_ns
+            self.totals.move_from_outside(self._beside.take(self.leading.label, led_ns, others_ns))
 
     def _doing(self, leading: ThreadState) -> StallContext:
         if leading.idle:
@@ -458,10 +453,10 @@ class RunState:
     def _new_thread(self, name: str, begun_ns: int, *, main: bool) -> ThreadState:
         self._threads_seen += 1
         before = None
-        if self._leading is not None and self.final_ns <= begun_ns:
+        if self.leading is not None and self.final_ns <= begun_ns:
             self._share_outside(self.started_ns)
             self.totals.publish()  # whichever thread leads later, this time was before it began
-            before = self._leading if self._leading.over and self._accounted_ns <= begun_ns else None
+            before = self.leading if self.leading.over and self._accounted_ns <= begun_ns else None
         since_ns = self._accounted_ns if before else self.started_ns
         account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within, began=before is not None)
         state = ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
@@ -474,7 +469,7 @@ class RunState:
 
         When it has ended, the next one continues its time and numbers. Else a new one brings its own time.
         """
-        before = self._leading
+        before = self.leading
         if before is None:
             leads = not self._only_reads(thread)
         elif thread.follows is before:
@@ -488,13 +483,13 @@ class RunState:
             thread.next_number += before.next_number
             self.training_threads -= 1  # its time begins where that one's ended
             self.totals.publish()
-        self._leading = thread
+        self.leading = thread
         self._beside.lead()
         self.totals.take_over(thread.activity_ns)
 
     def _only_reads(self, thread: ThreadState) -> bool:
         """Returns whether a thread only reads. Of the one that called `instrument` that is known once another one computes."""
-        beside = not thread.main or (self._leading is not None and self._leading is not thread)
+        beside = not thread.main or (self.leading is not None and self.leading is not thread)
         return beside and not thread.works
 
     def _helps(self, thread: ThreadState) -> bool:
@@ -520,7 +515,7 @@ class RunState:
             thread.in_rows = True
             self.training_threads += 1
         self.transfers.add(closed.moved)
-        leading = thread is self._leading
+        leading = thread is self.leading
         self.totals.add(closed, ledger=leading)
         if leading:
             self._reclaimed.forget(thread.account.final_ns)
@@ -548,15 +543,15 @@ class RunState:
         numbers = thread.number(steps.number[rows])
         if len(rows):
             thread.step_ended_ns = int(steps.ended_ns[rows[-1]])
-        if len(steps.phase) and thread is self._leading:
+        if len(steps.phase) and thread is self.leading:
             self.recent.add(steps.ended_ns[rows], numbers)
             self._phase = int(steps.phase[-1])
         chosen = self.sampler.choose(steps, numbers, rows) if len(rows) else []
         for kept in chosen:
             before = thread.open_step if kept.row == rows[0] else ()
-            self.spans.step(closed, kept, before, thread="" if thread is self._leading else thread.label)
+            self.spans.step(closed, kept, before, thread="" if thread is self.leading else thread.label)
         self._carry(thread, closed, step_closed=bool(len(rows)))
-        leading = thread is self._leading
+        leading = thread is self.leading
         if leading:
             boundaries = self.epochs.take(closed)
             if self.on_closed_steps is not None:

@@ -727,7 +727,7 @@ agent = NodeAgent(None)
 ours, theirs = socket.socketpair()
 ours.close()
 agent.take(theirs)
-while agent.links:
+while agent.channels:
     time.sleep(0.01)
 began_s = time.monotonic()
 agent.run()
