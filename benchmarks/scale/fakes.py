@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
 from otel_train.collectors.process import ProcessReader
 from otel_train.datamodel import Anchor, DeviceMemory, system_clock
 from otel_train.exporters.manager import LOSSES
-from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
+from otel_train.instrumentation.dataloader import LoaderProbe, LoaderReport
+from otel_train.instrumentation.dataloader_workers import LoaderState
 from otel_train.instrumentation.naming import Loader
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
@@ -42,8 +44,8 @@ def readings_of(run: RunState) -> MetricSources:
     signals = LoggedSignals()
     for name, value in {"loss": 2.5, "lr": 3e-4, "grad_norm": 1.2, "amp_scale": 65536.0}.items():
         signals.take(name, value)
-    probes = _probes()
-    watch = LoaderWatch(run, lambda: probes, read_state=_look, clock=system_clock)
+    loaders = _loaders()
+    watch = LoaderWatch(run, lambda: loaders, clock=system_clock)
     accelerators = AcceleratorReader(
         lambda: [_memory()], lambda: run.transfers.to_devices(run.names.sources), lambda: {DEVICE: 4096}
     )
@@ -61,7 +63,7 @@ def readings_of(run: RunState) -> MetricSources:
 
 
 @cache
-def _probes() -> dict[str, LoaderProbe]:
+def _loaders() -> dict[str, LoaderReport]:
     recorder = Recorder(FlightMemory(1 << 10, Anchor.now()), clock=system_clock)
     probes = {
         name: LoaderProbe(Loader(_loader(workers), name, phase), recorder)
@@ -69,7 +71,7 @@ def _probes() -> dict[str, LoaderProbe]:
     }
     for probe in probes.values():
         probe.weights.add(BATCH_BYTES)
-    return probes
+    return {name: replace(probe.report(), state=_state_of(probe)) for name, probe in probes.items()}
 
 
 def _loader(workers: int) -> SimpleNamespace:
@@ -80,7 +82,7 @@ def _loader(workers: int) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def _look(probe: LoaderProbe) -> LoaderState | None:
+def _state_of(probe: LoaderProbe) -> LoaderState | None:
     if not probe.workers:
         return None
     return LoaderState(

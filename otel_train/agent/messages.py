@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, Outcomes
-    from otel_train.instrumentation.dataloader import LoaderState
+    from otel_train.instrumentation.dataloader import LoaderReport
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
     from otel_train.resource import RunInfo
@@ -125,22 +125,6 @@ class Opened:
     run_directory: str
     metrics_url: str
     resource: Mapping[str, AttributeValue]
-
-
-@fast_dataclass(frozen=True, kw_only=True)
-class LoaderReport:
-    """State of a loader that events do not contain; names as in ``LoaderProbe``."""
-
-    phase: str
-    token_count: int
-    workers: int | None
-    sized: bool
-    prefetch_factor: int | None
-    persistent: bool | None
-    weights: Any
-    failures: dict[str, int]
-    given: bool
-    state: LoaderState | None
 
 
 @fast_dataclass(frozen=True, kw_only=True)

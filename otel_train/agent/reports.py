@@ -8,9 +8,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, RankState, Report
+from otel_train.agent.messages import LOGGED_VALUES, RankState, Report
 from otel_train.config.settings import TRACKER_MODULES, TRACKERS
-from otel_train.instrumentation.dataloader import loader_state
 from otel_train.instrumentation.logged_values import plain
 from otel_train.instrumentation.module import barrier_of
 from otel_train.resource import find_job
@@ -31,9 +30,6 @@ as a fault of a hook. Each time a thread of Python wakes, the training thread wa
 
 MOST_UNSENT = 64
 """Reports that wait for an agent which takes nothing: one that is stopped, say."""
-
-_SAME = ("phase", "token_count", "workers", "sized", "prefetch_factor", "persistent", "weights", "given")
-"""Attributes of a ``LoaderProbe`` that are reported as they are."""
 
 PAUSE_S = 100e-6
 """Between two parts of a report that nothing waits for. The training thread runs meanwhile: it waits for the interpreter as long
@@ -259,7 +255,7 @@ class ReportBuilder:
         if listened and (names != self._sized or self._is_due("datasets", _DATASETS_EVERY_S)):
             self._datasets, self._sized = self._sizes(), names
         return RankState(
-            loaders={name: _loader_report(probe) for name, probe in list(recording.probes.loaders.items())},
+            loaders={name: probe.report() for name, probe in list(recording.probes.loaders.items())},
             models=tuple(probe.name for probe in recording.probes.models),
             barrier=self._do("ranks", lambda: barrier_of(recording.probes.models), ""),
             job=self._seen[-1],
@@ -325,8 +321,3 @@ def uses_trackers(config: Config) -> bool:
 def has_automatic_captures(config: Config) -> bool:
     """Returns whether captures start without a request: by schedule, or for slow steps."""
     return config.profiler == "auto" or (config.profiler != "off" and bool(config.profiler_every))
-
-
-def _loader_report(probe: Any) -> LoaderReport:  # Any: a LoaderProbe
-    same = {name: getattr(probe, name) for name in _SAME}
-    return LoaderReport(**same, failures=dict(probe.failures), state=loader_state(probe))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import LabelLimiter
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Clock
-    from otel_train.instrumentation.dataloader import LoaderState
-    from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
+    from otel_train.instrumentation.dataloader import LoaderReport
+    from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, LoaderState, WorkerExit
 
 _USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 
@@ -25,16 +24,14 @@ class LoaderWatch:
     """Counts what events do not contain about loaders, and writes it to a MetricBuilder.
 
     Args:
-        loaders: by name: a ``LoaderProbe``, or what a rank reports of one.
-        read_state: reads the state of a loader's workers.
+        loaders: what a rank reports of each, by name.
     """
 
     def __init__(
         self,
         run: RunState,
-        loaders: Callable[[], Mapping[str, Any]],
+        loaders: Callable[[], Mapping[str, LoaderReport]],
         *,
-        read_state: Callable[[Any], LoaderState | None] = attrgetter("state"),
         clock: Clock,
     ) -> None:
         self.worker_exits: dict[tuple[str, str], int] = {}
@@ -42,7 +39,6 @@ class LoaderWatch:
         self._errors = LabelLimiter(c.ERROR_TYPE.bound)
         self._run = run
         self.loaders = loaders
-        self._read_state = read_state
         self._clock = clock
 
     def add_builds(self, builds: Iterable[tuple[str, BatchBuildTimes]]) -> None:
@@ -65,20 +61,19 @@ class LoaderWatch:
 
     def facts(self) -> dict[str, LoaderFacts]:
         """Facts by loader that events do not contain."""
-        return {name: self._facts(name, probe) for name, probe in list(self.loaders().items())}
+        return {name: self._facts(name, report) for name, report in list(self.loaders().items())}
 
     def write(self, builder: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
         """Writes the present values. ``folded`` bounds loader names; ``rss_of`` gives resident bytes of a process."""
-        for name, probe in list(self.loaders().items()):
+        for name, report in list(self.loaders().items()):
             label = folded.limit(name)
-            self._write_endings(builder, name, label, sized=probe.sized)
-            self._write_errors(builder, name, label, probe)
-            if probe.token_count:
-                builder.put(c.TOKENS, probe.token_count, label, probe.phase or "train")
-            state = self._read_state(probe)
-            if state is not None:
-                self._write_workers(builder, label, probe, state)
-                builder.put(c.MEMORY_USAGE, sum(map(rss_of, state.pids)), label, "workers")
+            self._write_endings(builder, name, label, sized=report.sized)
+            self._write_errors(builder, name, label, report)
+            if report.token_count:
+                builder.put(c.TOKENS, report.token_count, label, report.phase or "train")
+            if report.state is not None:
+                self._write_workers(builder, label, report, report.state)
+                builder.put(c.MEMORY_USAGE, sum(map(rss_of, report.state.pids)), label, "workers")
         for (name, how), number in self.worker_exits.items():
             builder.put(c.LOADER_WORKER_EXITS, number, folded.limit(name), how)
         loaders = self._run.totals.loaders
@@ -86,11 +81,11 @@ class LoaderWatch:
         builder.histograms(c.LOADER_BATCH_BUILD_DURATION, loaders.builds, labels)
         builder.histograms(c.LOADER_START_DURATION, loaders.start_ups, labels)
 
-    def _facts(self, name: str, probe: Any) -> LoaderFacts:
+    def _facts(self, name: str, report: LoaderReport) -> LoaderFacts:
         exits = {how: n for (loader, how), n in self.worker_exits.items() if loader == name}
         return LoaderFacts(
-            probe.workers, probe.prefetch_factor, probe.persistent, probe.token_count,
-            probe.weights.row(), dict(probe.failures), exits, probe.given
+            report.workers, report.prefetch_factor, report.persistent, report.token_count,
+            report.weights.row(), dict(report.failures), exits, report.given
         )  # fmt: skip
 
     def _write_endings(self, builder: MetricBuilder, name: str, label: str, *, sized: bool) -> None:
@@ -102,8 +97,8 @@ class LoaderWatch:
                 builder.put(c.LOADER_EXHAUSTIONS, number, label, reason)
         builder.put(c.EPOCH_INDEX, loaders.passes[name], label)
 
-    def _write_errors(self, builder: MetricBuilder, name: str, label: str, probe: Any) -> None:
-        failures = dict(probe.failures)
+    def _write_errors(self, builder: MetricBuilder, name: str, label: str, report: LoaderReport) -> None:
+        failures = dict(report.failures)
         # Born at zero, without a class; what no class is known of (Ctrl-C) stays there.
         rest = max(0, self._run.loader_errors.get(name, 0) - sum(failures.values()))
         builder.put(c.LOADER_ERRORS, rest, label)
@@ -111,7 +106,7 @@ class LoaderWatch:
             builder.put(c.LOADER_ERRORS, number, label, self._errors.limit(error))
 
     @staticmethod
-    def _write_workers(builder: MetricBuilder, label: str, probe: Any, state: LoaderState) -> None:
+    def _write_workers(builder: MetricBuilder, label: str, report: LoaderReport, state: LoaderState) -> None:
         for how in _USUAL_EXITS:  # as above
             builder.put(c.LOADER_WORKER_EXITS, 0, label, how)
         builder.put(c.LOADER_WORKER_COUNT, state.alive, label, "alive")
@@ -121,7 +116,7 @@ class LoaderWatch:
         if state.queued is None:
             return
         builder.put(c.LOADER_QUEUE_SIZE, state.queued, label)
-        mean = probe.weights.mean
+        mean = report.weights.mean
         if mean is not None:
             builder.put(c.MEMORY_USAGE, round(mean * (state.queued - state.pinned)), label, "prefetch_queue")
             if state.pinned:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.fast_classes import FastNamedTuple
+from otel_train.fast_classes import fast_dataclass
 from otel_train.instrumentation.dataloader_workers import (
     INIT,
     POOL,
-    UNKNOWN,
+    LoaderState,
     WorkerInit,
     WorkerPool,
-    how_it_ended,
+    loader_state,
 )
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import (
@@ -205,6 +205,22 @@ _passes = itertools.count(1)
 """Numbers of passes, over all loaders of the process."""
 
 
+@fast_dataclass(frozen=True, kw_only=True)
+class LoaderReport:
+    """State of a loader that events do not contain; names as in ``LoaderProbe``."""
+
+    phase: str
+    token_count: int
+    workers: int | None
+    sized: bool
+    prefetch_factor: int | None
+    persistent: bool | None
+    weights: BatchBytes
+    failures: Mapping[str, int]
+    given: bool
+    state: LoaderState | None
+
+
 class LoaderProbe:
     """Event codes, batch size function and token count of a loader, shared by its iterators.
 
@@ -319,6 +335,14 @@ class LoaderProbe:
         """Measures the bytes of the next batch; called now and then, because it costs microseconds."""
         if not self.weights.hopeless:
             self.size = self._weigh
+
+    def report(self) -> LoaderReport:
+        """Returns what is known now. Called by the service thread."""
+        return LoaderReport(
+            phase=self.phase, token_count=self.token_count, workers=self.workers, sized=self.sized,
+            prefetch_factor=self.prefetch_factor, persistent=self.persistent, weights=self.weights,
+            failures=dict(self.failures), given=self.given, state=loader_state(self.pools),
+        )  # fmt: skip
 
     def inherit(self, before: LoaderProbe) -> None:
         """Continues the counts of a loader of the same name, as in folds and sweeps."""
@@ -612,68 +636,6 @@ def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator
     except Exception:  # noqa: BLE001  # a user-defined sampler may have no length
         return 0, None
     return given, least
-
-
-_TASKS_AND_QUEUE = attrgetter("_task_info", "_data_queue")
-_BEFORE_PINNING = attrgetter("_worker_result_queue")
-
-
-class LoaderState(FastNamedTuple):
-    """State of the iterators of a loader at one time.
-
-    Attributes:
-        expected: worker processes its settings ask for.
-        alive: those that run now.
-        dead: those that ended without being asked to.
-        pids: their process ids, the dead included.
-        queued: batches ready; None where the platform cannot say.
-        pinned: those among them in pinned memory.
-        limit: batches that fit.
-    """
-
-    expected: int
-    alive: int
-    dead: int
-    pids: tuple[int, ...]
-    queued: int | None
-    pinned: int
-    limit: int
-
-
-def loader_state(probe: LoaderProbe) -> LoaderState | None:
-    """Reads the state of a loader's workers; returns None if it has none now."""
-    pids: list[int] = []
-    ends: list[str | None] = []
-    queued: int | None = 0
-    limit = pinned = 0
-    for pool in list(probe.pools):
-        iterator = pool.iterator()
-        if pool.over or iterator is None:
-            continue
-        pids += pool.pids
-        ends += [how_it_ended(*worker) for worker in zip(pool.processes, pool.pids, strict=True)]
-        limit += len(pool.processes) * (getattr(iterator, "_prefetch_factor", None) or 2)
-        ready = _ready(iterator)
-        queued = None if queued is None or ready is None else queued + sum(ready)
-        pinned += ready[1] if ready is not None else 0
-    if not pids:
-        return None
-    dead = sum(1 for end in ends if end and end != UNKNOWN)
-    return LoaderState(len(ends), ends.count(None), dead, tuple(pids), queued, pinned, limit)
-
-
-def _ready(iterator: Any) -> tuple[int, int] | None:  # Any: torch's iterator
-    """Returns the batches that wait in shared memory, and in pinned memory; None if the platform does not tell."""
-    try:
-        tasks, queue = _TASKS_AND_QUEUE(iterator)
-        # Those that came before their turn lie in the parent already.
-        held = [len(info) for info in list(tasks.values())].count(2)
-        queued = int(queue.qsize())
-        if not getattr(iterator, "_pin_memory", False):
-            return queued + held, 0
-        return int(_BEFORE_PINNING(iterator).qsize()), queued + held
-    except (NotImplementedError, AttributeError, OSError):  # macOS has no qsize; the queue may be gone
-        return None
 
 
 NS_PER_MS = 1e6

@@ -1,4 +1,4 @@
-"""Worker processes of DataLoaders: build times of batches, and unexpected exits."""
+"""Worker processes of DataLoaders: build times of batches, unexpected exits, and how many batches wait."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 import weakref
 from contextlib import suppress
 from multiprocessing.connection import wait
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from otel_train.instrumentation.worker_timer import (
 from otel_train.safety import signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 _NEWER = (SEQUENCE + 1) // 2
@@ -235,3 +236,65 @@ def _status_of(pid: int) -> int | None:
     if ended is None:
         return None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+_TASKS_AND_QUEUE = attrgetter("_task_info", "_data_queue")
+_BEFORE_PINNING = attrgetter("_worker_result_queue")
+
+
+class LoaderState(FastNamedTuple):
+    """State of the iterators of a loader at one time.
+
+    Attributes:
+        expected: worker processes its settings ask for.
+        alive: those that run now.
+        dead: those that ended without being asked to.
+        pids: their process ids, the dead included.
+        queued: batches ready; None where the platform cannot say.
+        pinned: those among them in pinned memory.
+        limit: batches that fit.
+    """
+
+    expected: int
+    alive: int
+    dead: int
+    pids: tuple[int, ...]
+    queued: int | None
+    pinned: int
+    limit: int
+
+
+def loader_state(pools: Iterable[WorkerPool]) -> LoaderState | None:
+    """Reads the state of a loader's workers; returns None if it has none now."""
+    pids: list[int] = []
+    ends: list[str | None] = []
+    queued: int | None = 0
+    limit = pinned = 0
+    for pool in list(pools):
+        iterator = pool.iterator()
+        if pool.over or iterator is None:
+            continue
+        pids += pool.pids
+        ends += [how_it_ended(*worker) for worker in zip(pool.processes, pool.pids, strict=True)]
+        limit += len(pool.processes) * (getattr(iterator, "_prefetch_factor", None) or 2)
+        ready = _ready(iterator)
+        queued = None if queued is None or ready is None else queued + sum(ready)
+        pinned += ready[1] if ready is not None else 0
+    if not pids:
+        return None
+    dead = sum(1 for end in ends if end and end != UNKNOWN)
+    return LoaderState(len(ends), ends.count(None), dead, tuple(pids), queued, pinned, limit)
+
+
+def _ready(iterator: Any) -> tuple[int, int] | None:  # Any: torch's iterator
+    """Returns the batches that wait in shared memory, and in pinned memory; None if the platform does not tell."""
+    try:
+        tasks, queue = _TASKS_AND_QUEUE(iterator)
+        # Those that came before their turn lie in the parent already.
+        held = [len(info) for info in list(tasks.values())].count(2)
+        queued = int(queue.qsize())
+        if not getattr(iterator, "_pin_memory", False):
+            return queued + held, 0
+        return int(_BEFORE_PINNING(iterator).qsize()), queued + held
+    except (NotImplementedError, AttributeError, OSError):  # macOS has no qsize; the queue may be gone
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy as np
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
 from otel_train.collectors.dataloader import LoaderWatch
-from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
-from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
+from otel_train.instrumentation.dataloader import LoaderProbe
+from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, LoaderState, WorkerExit
 from otel_train.instrumentation.naming import Loader
 from otel_train.recording.events import Op
 from otel_train.recording.recorder import Recorder
@@ -33,7 +34,7 @@ class TraceTimeline:
         recorder = Recorder(PrivateMemory(256), clock=lambda: 0)
         self.probe = LoaderProbe(Loader([1] if sized else iter(()), "code"), recorder)
         self.watch = LoaderWatch(
-            self.run.account, lambda: {"code": self.probe}, read_state=lambda _: state, clock=lambda: 7
+            self.run.account, lambda: {"code": replace(self.probe.report(), state=state)}, clock=lambda: 7
         )
 
     def published(self) -> dict[str, dict[tuple[str, ...], Any]]:

@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from otel_train.instrumentation.dataloader import LoaderState, loader_state
-from otel_train.instrumentation.dataloader_workers import UNKNOWN, WorkerExit, WorkerPool, how_it_ended
+from otel_train.instrumentation.dataloader_workers import (
+    UNKNOWN,
+    LoaderState,
+    WorkerExit,
+    WorkerPool,
+    how_it_ended,
+    loader_state,
+)
 
 TASKS = {4: (0,), 5: (1, "a batch that came before its turn")}
 
@@ -49,7 +55,7 @@ def idle(pid: int = 1) -> SimpleNamespace:
 
 
 def seen(*iterators: Iterator) -> LoaderState | None:
-    return loader_state(SimpleNamespace(pools=[WorkerPool(one) for one in iterators]))  # type: ignore[arg-type]  # stands for a probe
+    return loader_state([WorkerPool(one) for one in iterators])
 
 
 def test_a_death_is_known_after_torch_has_reaped_it_and_dropped_the_iterator() -> None:
