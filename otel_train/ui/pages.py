@@ -229,7 +229,6 @@ def _events(view: RankView) -> str:
 
 
 _DEVICE = ("accelerator", "hw gpu")
-_NAME = "memory"
 
 
 def memory(view: RankView) -> str:
@@ -239,7 +238,6 @@ def memory(view: RankView) -> str:
             section("Now" if view.state.live else "At the end", lambda: _leading_memory(view)),
             section("On the host", lambda: _chart(view, device=False)),
             section("On the device", lambda: _chart(view, device=True)),
-            section("In the summary", lambda: _memory_table(view), beside=written(view)),
             section("Batches", lambda: _batch_sizes(view)),
         )
     )
@@ -270,28 +268,6 @@ def _chart(view: RankView, *, device: bool) -> str:
     mine = {name: values for name, values in _series(view).items() if name.startswith(_DEVICE) == device}
     label = f"Memory on the {'device' if device else 'host'} over time"
     return lines(view.series.get("times") or [], mine, label=label, unit=bytes_of)
-
-
-def _memory_table(view: RankView) -> str:
-    """Returns all memory values of the summary; the keys depend on the version that wrote it."""
-    rows = [[escape(name.replace("_", " ")), shown] for name, shown in _memory_rows(view.summary, ())]
-    return table(("key", "bytes"), rows)
-
-
-def _memory_rows(value: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for key, inside in value.items():
-        path = (*above, str(key)[:200])
-        about = any(_NAME in part for part in path)
-        if isinstance(inside, dict) and (about or not above):
-            yield from _memory_rows(inside, path)
-        elif about and (size := number(inside)) is not None:
-            yield " · ".join(path), _bytes_or_number(path[-1], size)
-
-
-def _bytes_or_number(key: str, size: float) -> str:
-    if key.endswith("_mb"):
-        return bytes_of(size * 2**20)
-    return bytes_of(size) if key.endswith("_bytes") else rounded(size)
 
 
 def _batch_sizes(view: RankView) -> str:

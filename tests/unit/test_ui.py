@@ -753,25 +753,3 @@ def test_one_run_is_shown_alone(tmp_path: Path) -> None:
     assert ask(site, "/").headers["location"] == "/run/run-0001"
     assert ask(site, "/run/run-0001").status == 200
     assert ask(site, "/run/run-0000").status == 404
-
-
-def test_memory_is_what_the_files_say_of_it(tmp_path: Path) -> None:
-    """Keys come with the version that wrote them; what is not there is absent."""
-    run = leave_run(tmp_path, [5])
-    values: dict[str, Any] = {
-        "memory_peak_bytes": 3e8,
-        "memory_dataset_mb": 2.0,
-        "memory": {"cache_bytes": 5e6, "unknown_bytes": None},
-    }
-    say_summary(run, **values)
-
-    text = page(tmp_path, "r1", tab="memory").text
-
-    rows = re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", text)
-    assert rows == [
-        ("memory peak bytes", "300 MB"),
-        ("memory dataset mb", "2.10 MB"),
-        ("memory · cache bytes", "5.00 MB"),
-    ]
-    say_summary(run)
-    assert "In the summary" not in page(tmp_path, "r1", tab="memory").text
