@@ -223,9 +223,10 @@ def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int
         return _checked(_opened(name, flags, at), owners)
 
 
-def create(path: Path) -> int:
-    """Creates a file for writing; fails if anything has that name, even a link."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+def create(path: Path | str, at: int | None = None) -> int:
+    """Creates a file for writing, below the folder ``at``; fails if anything has that name, even a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, FILE_MODE, dir_fd=at)
 
 
 def make_folder(path: Path) -> None:
@@ -495,16 +496,22 @@ def replace_named(path: Path, text: str) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a file that takes the place of ``path`` once it is whole; only our user may read it."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        fresh.unlink(missing_ok=True)  # of a process with our number that was killed here
-        with os.fdopen(create(fresh), "wb") as file:
-            yield file
-        fresh.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise
+    fresh = f".{path.name}.{os.getpid()}.{threading.get_ident()}"
+    with _folder_of(path, None) as (at, name, _):
+        try:
+            _remove(fresh, at)  # of a process with our number that was killed here
+            with os.fdopen(create(fresh, at), "wb") as file:
+                yield file
+            os.replace(fresh, name, src_dir_fd=at, dst_dir_fd=at)
+        except BaseException:
+            with suppress(OSError):
+                _remove(fresh, at)
+            raise
+
+
+def _remove(name: str, at: int) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=at)
 
 
 def dump_json(value: object, indent: int | None = None, *, ascii_only: bool = False) -> str:

@@ -35,6 +35,7 @@ from otel_train.files import (
     read_json,
     read_named,
     read_word,
+    replace_text,
 )
 from tests.support.command_line import Cli
 from tests.support.left_run import leave_run, say_summary
@@ -140,6 +141,9 @@ def test_a_folder_below_a_run_directory_that_is_a_link_is_not_entered(run: Path,
         read_json(run / "rank1" / "summary.json")
     with pytest.raises(OSError, match="a link"):
         os.close(open_to_write(run / "rank1" / "events.jsonl", append=True))
+    with pytest.raises(OSError, match="a link"):
+        replace_text(run / "rank1" / "summary.json", "replaced")
+    assert (outside / "summary.json").read_text() == "{}"
     assert list(rank_folders(run)) == [0]
     assert list(outside.iterdir()) == [outside / "summary.json"]
 
