@@ -113,6 +113,19 @@ _THROUGH: Final = "; it is asked through the proxy {}:{} (HTTP_PROXY, HTTPS_PROX
 _PORTS: Final = {"http": 80, "https": 443}
 
 
+class _ResponseLines(io.BufferedReader):
+    """Reads the lines of a response for ``http.client``, which takes the end of the connection for the end of the headers."""
+
+    in_head = False
+
+    def readline(self, size: int | None = -1) -> bytes:
+        line = super().readline(size)
+        if self.in_head and not line:
+            raise http.client.IncompleteRead(b"")
+        self.in_head = line.startswith(b"HTTP/") or (self.in_head and line not in (b"\r\n", b"\n"))
+        return line
+
+
 class _LimitedReader(io.RawIOBase):
     """Reader for ``http.client`` that stops at the limits of the request."""
 
@@ -123,7 +136,7 @@ class _LimitedReader(io.RawIOBase):
         self._limit = limit
 
     def makefile(self, _: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
+        return _ResponseLines(self)
 
     def readable(self) -> bool:
         return True

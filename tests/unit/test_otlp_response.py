@@ -311,7 +311,24 @@ def test_half_an_answer_is_no_answer(part: bytes, protocol: str) -> None:
     assert "half" in found.reason
 
 
-def test_headers_without_end_are_bounded() -> None:
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nServer: x\r\nContent-Ty"])
+def test_half_a_head_is_no_answer(head: bytes) -> None:
+    """A proxy that dies while it answers: the request was taken for accepted, and removed from the spool."""
+
+    def half(connection: socket.socket) -> None:
+        connection.recv(1 << 20)
+        connection.sendall(head)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    with answering(half) as endpoint:
+        found = asked(endpoint, timeout_s=3)
+
+    assert found.result is RETRY
+    assert "half" in found.reason
+
+
+@pytest.mark.parametrize("length", [1000, 10_000])
+def test_headers_without_end_are_bounded(length: int) -> None:
     """A client that waits for the blank line reads for ever."""
 
     def flood(connection: socket.socket) -> None:
@@ -319,7 +336,7 @@ def test_headers_without_end_are_bounded() -> None:
         with suppress(OSError):
             connection.sendall(b"HTTP/1.1 200 OK\r\n")
             while True:
-                connection.sendall(b"X: " + b"y" * 1000 + b"\r\n")
+                connection.sendall(b"X: " + b"y" * length + b"\r\n")
 
     with answering(flood) as endpoint:
         assert asked(endpoint, timeout_s=3).result is RETRY
