@@ -22,6 +22,7 @@ from otel_train.console.text import (
     known,
     pad,
     percent,
+    place_of,
     plural,
     rate,
     right,
@@ -345,12 +346,8 @@ def _stall(summary: Summary) -> str:
 
 def stalled_at(stall: Mapping[str, Any]) -> str:
     """Returns the place of a stall, an entry of a summary, as part of a sentence."""
-    stage, loader, after = (stall.get(name) for name in ("stage", "loader", "after"))
-    if stage != "other":
-        place = f"in stage {stage}" + (f" of loader {loader}" if loader else "")
-    else:
-        place = f"after stage {after}" if after else "in no stage"
-    return f"in step {known(stall.get('step'))}, {place}"
+    stage, loader, after = (stall.get(name) or "" for name in ("stage", "loader", "after"))
+    return f"in step {known(stall.get('step'))}, {place_of(stage, loader, after=after)}"
 
 
 def _updates(summary: Summary) -> list[str]:

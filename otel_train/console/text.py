@@ -75,6 +75,20 @@ def plural(number: float | None, noun: str) -> str:
     return f"{count(number)} {noun}{suffix}"
 
 
+def place_of(stage: str, loader: str = "", *, after: str = "", quote: str = "") -> str:
+    """Returns where a rank is, as part of a sentence: ``in stage data of loader train``.
+
+    Args:
+        stage: that is open; ``other`` or "" between two stages.
+        loader: whose stage it is; "" for none.
+        after: the stage before, where none is open; "" if unknown.
+        quote: around names.
+    """
+    if stage in ("", "other"):
+        return f"after stage {quote}{after}{quote}" if after else "between two stages"
+    return f"in stage {quote}{stage}{quote}" + (f" of loader {quote}{loader}{quote}" if loader else "")
+
+
 def rate(number: float | None, seconds: float | None) -> float | None:
     """Returns so many per second; None where either is unknown or no time has passed."""
     return None if number is None or not seconds else number / seconds
