@@ -104,7 +104,7 @@ def alerted(run: Path, name: str, about: dict[str, Any]) -> None:
         (
             "train.stall",
             {"train.rank": 2, "train.step.index": 9, "train.stage": "data", "train.loader": "code", "train.stall.age": 60.0, "train.stall.suspect": True},
-            "Rank 2, which the others wait for, made no progress since step 9, in <code>data</code> of loader <code>code</code>: 60.0 s until this notice.",
+            "Rank 2, which the others wait for, made no progress since step 9, in stage <code>data</code> of loader <code>code</code>: 60.0 s until this notice.",
         ),
         (
             "train.nonfinite",
@@ -119,7 +119,7 @@ def alerted(run: Path, name: str, about: dict[str, Any]) -> None:
         (
             "train.straggler",
             {"train.rank": 2, "train.stage": "data", "train.straggler.excess": 0.042, "train.step.index": 187},
-            "Rank 2 was slow at step 187, in <code>data</code>: 42.0 ms more per step than the median rank. The others waited for it.",
+            "Rank 2 was slow at step 187, in stage <code>data</code>: 42.0 ms more per step than the median rank. The others waited for it.",
         ),
     ],
 )  # fmt: skip
