@@ -53,52 +53,32 @@ def closing(begun: list[AlertPoller]) -> Iterator[None]:
 _begun: list[AlertPoller] = []
 
 
-def test_an_alert_that_goes_on_firing_arms_one_capture(server: FakeAlertmanager) -> None:
-    """It fires for hours, and the first capture has shown why."""
+TWO_LOADERS = [alert(fingerprint=number, train_loader=name) for number, name in ("ax", "by")]
+
+
+@pytest.mark.parametrize(("polls", "armed"), [
+    # It fires for hours, and the first capture has shown why.
+    pytest.param([([alert()], "")] * 3, ["TrainInputBound"], id="an alert that goes on firing arms one capture"),
+    # The cause may be another one this time. An answer without it in between is not needed to tell.
+    pytest.param([([alert()], ""), ([alert(started="2026-01-01T11:00:00.000Z")], "")], ["TrainInputBound"] * 2,
+                 id="an alert that was resolved and fires again arms again"),
+    # Another capture runs, or one of this name was just made.
+    pytest.param([([alert()], "a capture is under way"), ([alert()], ""), ([alert()], "")], ["TrainInputBound"] * 2,
+                 id="an alert that is refused arms once it can be"),
+    # Two loaders that starve the same steps are seen in the same trace.
+    pytest.param([([*TWO_LOADERS, alert("TrainMFUDrop", fingerprint="c")], "")] * 2, ["TrainInputBound", "TrainMFUDrop"],
+                 id="alerts of one name share a capture and those of two do not"),
+])  # fmt: skip
+def test_an_alert_arms_once_for_each_time_that_it_fires(
+    server: FakeAlertmanager, polls: list[tuple[list[dict[str, Any]], str]], armed: list[str]
+) -> None:
+    """What is refused is asked for again."""
     asked = Asked(server)
-    server.alerts = [alert()]
-    for _ in range(3):
+    for server.alerts, asked.refusal in polls:
         asked.poller.poll()
 
-    assert asked.armed == ["TrainInputBound"]
+    assert asked.armed == armed
     assert asked.poller.counted_faults() == {"alertmanager": 0}
-
-
-def test_an_alert_that_was_resolved_and_fires_again_arms_again(server: FakeAlertmanager) -> None:
-    """The cause may be another one this time. An answer without it in between is not needed to tell."""
-    asked = Asked(server)
-    server.alerts = [alert()]
-    asked.poller.poll()
-    server.alerts = [alert(started="2026-01-01T11:00:00.000Z")]
-    asked.poller.poll()
-
-    assert asked.armed == ["TrainInputBound"] * 2
-
-
-def test_an_alert_that_is_refused_arms_once_it_can_be(server: FakeAlertmanager) -> None:
-    """Another capture runs, or one of this name was just made."""
-    asked = Asked(server)
-    server.alerts = [alert()]
-    asked.refusal = "a capture is under way"
-    asked.poller.poll()
-    asked.refusal = ""
-    asked.poller.poll()
-    asked.poller.poll()
-
-    assert asked.armed == ["TrainInputBound"] * 2
-
-
-def test_alerts_of_one_name_share_a_capture_and_those_of_two_do_not(server: FakeAlertmanager) -> None:
-    """Two loaders that starve the same steps are seen in the same trace."""
-    asked = Asked(server)
-    server.alerts = [
-        alert(fingerprint="a", train_loader="x"), alert(fingerprint="b", train_loader="y"),
-        alert("TrainMFUDrop", fingerprint="c"),
-    ]  # fmt: skip
-    asked.poller.poll()
-    asked.poller.poll()
-
-    assert asked.armed == ["TrainInputBound", "TrainMFUDrop"]
 
 
 @pytest.mark.parametrize(

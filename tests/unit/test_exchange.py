@@ -91,17 +91,6 @@ def test_only_the_newest_record_is_sent_after_a_delay(store: FakeStore, made: Ma
     until(lambda: store.held.get("ours/0") == "99")
 
 
-def test_a_store_that_fails_three_times_is_left_alone(store: FakeStore, made: Make) -> None:
-    """Its faults are counted, and a job whose store is broken has other worries."""
-    store.fails = True
-    exchange = made()
-    for faults in (1, 2, 3):
-        exchange.send(ExchangeRequest("x", range(0)))
-        until(partial(lambda faults: exchange.guard.faults == faults, faults))
-
-    assert exchange.off
-
-
 def test_a_store_that_is_gone_is_no_fault_and_is_looked_for_three_times(store: FakeStore, made: Make) -> None:
     """Rank 0 ends first and takes the store along: nothing to warn about."""
     exchange = made()

@@ -92,19 +92,11 @@ def test_the_events_of_all_ranks_are_summed_and_never_forgotten() -> None:
     assert (found[("stall",)], found[("drop",)], found[("nonfinite",)]) == (1, 4, 0)
 
 
-def test_a_record_that_makes_no_sense_costs_only_itself() -> None:
-    """A rank of another version must not blind us to the others."""
+@pytest.mark.parametrize("record", ["hello", encode(report(1, stages={"data": float("nan")}))])
+def test_a_record_that_makes_no_sense_costs_only_itself(record: str) -> None:
+    """A rank of another version must not blind us to the others, nor a time that is no number end their comparison."""
     seen = Seen()
-    seen.monitor.take({0: encode(report(0)), 1: "hello"}, 0.0)
-
-    assert seen.metrics()["train.ranks.reporting"] == {(): 1}
-    assert seen.monitor.refused == 1
-
-
-def test_a_record_with_a_time_that_is_no_number_is_no_record() -> None:
-    """One such rank would end the comparison of all."""
-    seen = Seen()
-    seen.monitor.take({0: encode(report(0)), 1: encode(report(1, stages={"data": float("nan")}))}, 0.0)
+    seen.monitor.take({0: encode(report(0)), 1: record}, 0.0)
 
     assert seen.metrics()["train.ranks.reporting"] == {(): 1}
     assert seen.monitor.refused == 1
