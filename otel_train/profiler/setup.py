@@ -90,6 +90,7 @@ class Schedule:
         self._epoch = 0
         self._left = set(every.epoch)
         self._minutes_ns = clock()
+        self._refusal = ""  # that has been said
 
     def request_if_due(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         """Requests a capture if one is due."""
@@ -102,11 +103,13 @@ class Schedule:
         if loop.step < self._skip_first:
             return
         if loop.epoch != self._epoch and self._is_due(loop.epoch):
-            self._ask(ask, f"epoch {loop.epoch}")
-            self._epoch = loop.epoch
-            self._left.discard(loop.epoch)
-        elif every.minutes and self._clock() - self._minutes_ns >= every.minutes * 60 * NS_PER_S:
-            self._ask(ask, f"every {every.minutes:g} minutes")
+            if self._request(self._plan._replace(reason=f"epoch {loop.epoch}"), ask):
+                self._epoch = loop.epoch
+                self._left.discard(loop.epoch)
+            return
+        is_due = every.minutes and self._clock() - self._minutes_ns >= every.minutes * 60 * NS_PER_S
+        plan = self._plan._replace(reason=f"every {every.minutes:g} minutes")
+        if is_due and self._request(plan, ask):
             self._minutes_ns = self._clock()
 
     def _is_due(self, epoch: int) -> bool:
@@ -116,22 +119,29 @@ class Schedule:
     def _give_up_on(self, passed: Sequence[int]) -> None:
         """Warns of epochs that ended before a capture could be requested."""
         self._left.difference_update(passed)
-        for epoch in passed:
+        for epoch in passed if not self._refusal else ():
             _log.warning(
-                "No capture of epoch %d: it was over before step %d (skip_first of profiler_schedule) or before a poll"
-                " (poll_interval_s of tuning)", epoch, self._skip_first,
+                "No capture of epoch %d: it was over before step %d (skip_first of profiler_schedule), before a poll"
+                " (poll_interval_s of tuning), or while others waited to be captured", epoch, self._skip_first,
             )  # fmt: skip
 
     def _request_ahead(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         plan = self._plan._replace(at_step=self._next(loop.step), reason=f"every {self._every.steps} steps")
         # A request far ahead would block others.
-        if plan.is_near(loop) and not ask(plan):
-            self._made += 1
+        if plan.is_near(loop) and self._request(plan, ask):
             self._from_step = plan.at_step + 1
 
-    def _ask(self, ask: Callable[[CaptureRequest], str], reason: str) -> None:
-        if not ask(self._plan._replace(reason=reason)):
-            self._made += 1
+    def _request(self, plan: CaptureRequest, ask: Callable[[CaptureRequest], str]) -> bool:
+        """Requests a capture; returns whether it was accepted, else it is requested again at the next poll.
+
+        Why nothing can be recorded is said once.
+        """
+        refusal = ask(plan)
+        if refusal not in ("", UNDER_WAY, self._refusal):
+            _log.warning("No capture (%s): %s", plan.reason, refusal)
+            self._refusal = refusal
+        self._made += not refusal
+        return not refusal
 
     def _next(self, step: int) -> int:
         """Returns the next multiple not yet requested: a number that every rank computes by itself."""

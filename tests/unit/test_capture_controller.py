@@ -308,6 +308,28 @@ def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.
     )
 
 
+def test_a_chosen_epoch_is_asked_for_until_it_is_accepted(run: Run) -> None:
+    """Requests of others may fill the queue when it begins."""
+    run.schedule(ProfilerEvery(epoch=(2,)))
+    assert [run.controller.ask(PLAN) for _ in range(2)] == ["", ""]
+    run.epoch = 2
+    run.endpoint.poll()
+
+    assert [run.finish().trigger for _ in range(3)] == ["on_demand", "on_demand", "schedule"]
+
+
+def test_a_chosen_epoch_that_nothing_can_record_is_said_once(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program of JAX, say."""
+    run.schedule(ProfilerEvery(epoch=(2,)))
+    run.profiler.without = "no torch"
+    for run.epoch in (1, 2, 2, 3):
+        run.endpoint.poll()
+
+    assert [record.getMessage() for record in caplog.records] == ["No capture (epoch 2): no torch"]
+
+
 def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:
     """As many as wanted, no more."""
     run.schedule(ProfilerEvery(minutes=0.01), most=1)
