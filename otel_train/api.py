@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from otel_train.config.settings import Config, ResolvedConfig
-    from otel_train.profiler.setup import NoEpochCaptures
+    from otel_train.profiler.endpoint import NoEpochCaptures
     from otel_train.session import Session
 
 
@@ -90,7 +90,7 @@ class DisabledSession:
 
     def epoch_captures(self) -> NoEpochCaptures:
         """Makes no capture."""
-        from otel_train.profiler.setup import NoEpochCaptures
+        from otel_train.profiler.endpoint import NoEpochCaptures
 
         return NoEpochCaptures("otel_train is disabled")
 

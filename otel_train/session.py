@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.instrumentation.root_modules import RootFinder
     from otel_train.instrumentation.timers import Token
-    from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
+    from otel_train.profiler.endpoint import EpochCaptures, NoEpochCaptures
     from otel_train.resource import RunInfo
     from otel_train.safety import Handle
 

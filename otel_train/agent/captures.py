@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from otel_train.agent.client import AgentClient
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor, Capture
+    from otel_train.profiler.endpoint import Capturing, EpochCaptures, NoEpochCaptures
     from otel_train.profiler.flops import FlopCount
-    from otel_train.profiler.setup import Capturing, EpochCaptures, NoEpochCaptures
     from otel_train.profiler.step_schedule import ProfiledThread
 
 OFF = "captures are off, or there is no run directory to write to"
@@ -75,7 +75,7 @@ class RankCaptures:
 
     def of_epochs(self) -> EpochCaptures | NoEpochCaptures:
         """See ``Session.epoch_captures``."""
-        from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
+        from otel_train.profiler.endpoint import EpochCaptures, NoEpochCaptures
 
         capturing = self.set_up()
         return NoEpochCaptures(OFF) if capturing is None else EpochCaptures(capturing, self._accounted)
@@ -101,7 +101,7 @@ class RankCaptures:
             return self.capturing
         if self._config.profiler == "off":
             return None
-        from otel_train.profiler.setup import Capturing
+        from otel_train.profiler.endpoint import Capturing
 
         with self._setting_up:
             if self.capturing is None:
@@ -189,7 +189,7 @@ class RankCaptures:
 
 
 class _RemoteAccount:
-    """Implements ``profiler.controller.TrainingState`` and ``profiler.setup.Requests`` by messages to the agent.
+    """Implements ``profiler.controller.TrainingState`` and ``profiler.endpoint.Requests`` by messages to the agent.
 
     Attributes:
         loop: how it goes, as the agent said last.

@@ -63,7 +63,7 @@ class LazyComponents:
         if uses_trackers(self._config):
             wanted += ["otel_train.trackers.manager", "otel_train.instrumentation.dataset_size"]
         if has_automatic_captures(self._config):
-            wanted += ["otel_train.agent.captures", "otel_train.profiler.setup"]
+            wanted += ["otel_train.agent.captures", "otel_train.profiler.endpoint"]
         if self._counts_flops:
             wanted += ["otel_train.agent.captures", "otel_train.profiler.flops"]
         for name in wanted:

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.datamodel import NS_PER_S, Capture
-from otel_train.profiler.requests import NEXT, CaptureRequest, Options, Recorded
+from otel_train.profiler.requests import NEXT, UNDER_WAY, CaptureRequest, Options, Recorded
 from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepScheduler
 from otel_train.profiler.storage import CaptureJob, CaptureStore, CaptureWriter, finding_summary
 from otel_train.recording.events import SourceKind, StepRule
@@ -55,8 +55,6 @@ _log = logging.getLogger("otel_train")
 
 MAX_QUEUED = 2
 """Requests that may wait while a capture runs: the schedule's and one more."""
-
-UNDER_WAY = "a capture is under way: one at a time"
 
 
 class CaptureController:

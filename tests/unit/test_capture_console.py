@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from otel_train.datamodel import Capture
-from otel_train.profiler.setup import Console
+from otel_train.profiler.endpoint import Console
 
 ADVICE = "DataLoader(..., num_workers=4) reads beside the training."
 RECORD: dict[str, Any] = {

@@ -19,14 +19,14 @@ from otel_train.agent.remote import RequestFolder
 from otel_train.config.settings import ProfilerEvery, Tuning
 from otel_train.datamodel import Capture
 from otel_train.profiler.controller import CaptureController
-from otel_train.profiler.requests import KEY_FILE, CaptureRequest, leave_request
-from otel_train.profiler.setup import (
+from otel_train.profiler.endpoint import CaptureEndpoint, EpochCaptures, NoEpochCaptures
+from otel_train.profiler.requests import (
+    KEY_FILE,
     SLOW_STEPS,
-    CaptureEndpoint,
-    EpochCaptures,
-    NoEpochCaptures,
+    CaptureRequest,
     Schedule,
     SlowSteps,
+    leave_request,
 )
 from otel_train.profiler.step_schedule import ProfiledThread
 from otel_train.profiler.storage import CaptureStore

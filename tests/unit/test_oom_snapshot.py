@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-from otel_train.profiler.setup import MOST_SNAPSHOTS, OomSnapshots
+from otel_train.profiler.endpoint import MOST_SNAPSHOTS, OomSnapshots
 
 
 def test_running_out_of_memory_leaves_one_snapshot_each_time(tmp_path: Path) -> None:

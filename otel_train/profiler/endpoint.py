@@ -1,4 +1,4 @@
-"""The capture components of a process: requests from all sources, epoch captures, console lines, memory snapshots."""
+"""Takes requests of captures from all sources, prints what was captured, writes memory snapshots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import pickle
 import sys
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.config.settings import PROFILER_OPTIONS, ProfilerEvery
@@ -15,19 +14,27 @@ from otel_train.config.validation import MIB, read_parts, words_of
 from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, system_clock
 from otel_train.errors import ConfigError
 from otel_train.profiler import requests
-from otel_train.profiler.controller import UNDER_WAY, CaptureController
-from otel_train.profiler.requests import NEXT, CaptureRequest, Options, activities
+from otel_train.profiler.controller import CaptureController
+from otel_train.profiler.requests import (
+    NEXT,
+    UNDER_WAY,
+    CaptureRequest,
+    Options,
+    Schedule,
+    SlowSteps,
+    activities,
+)
 from otel_train.profiler.storage import ANALYZE, TOP, CaptureStore
 from otel_train.profiler.torch_profiler import TorchProfiler
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from otel_train.config import Config
-    from otel_train.datamodel import Capture, Clock
+    from otel_train.datamodel import Capture
     from otel_train.profiler.controller import TrainingState
     from otel_train.profiler.flops import FlopCount
     from otel_train.recording.events import LoopState
@@ -41,11 +48,6 @@ MARGIN_S, MARGIN_STEPS = 8.0, 10
 TOO_EARLY = (
     "the pace of the run is not known yet, so no step can be named for several ranks: ask a little later"
 )
-
-SLOW_STEPS = 3
-"""Slow steps among ``SLOW_AMONG`` that trigger a capture."""
-
-SLOW_AMONG = 200
 
 PREVIOUS_CAPTURE_WAIT_S = 30.0
 """Longest wait for the previous capture, which may still be being written when the next epoch begins."""
@@ -72,103 +74,6 @@ class Requests(Protocol):
 
     def pass_on(self, rank: int, request: dict[str, Any]) -> str:
         """Leaves a request for another rank of this run; returns the reason if that is not possible."""
-
-
-class Schedule:
-    """Requests captures when they are due, none before step ``skip_first``, ``most`` in all; 0 for any number."""
-
-    def __init__(
-        self, every: ProfilerEvery, plan: CaptureRequest, clock: Clock, *, skip_first: int = 0, most: int = 0
-    ) -> None:
-        self._every = every
-        self._plan = plan
-        self._clock = clock
-        self._skip_first = skip_first
-        self._most = most
-        self._made = 0
-        self._from_step = max(1, skip_first)
-        self._epoch = 0
-        self._left = set(every.epoch)
-        self._minutes_ns = clock()
-        self._refusal = ""  # that has been said
-
-    def request_if_due(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
-        """Requests a capture if one is due."""
-        every = self._every
-        if self._most and self._made >= self._most:
-            return
-        self._give_up_on(sorted(epoch for epoch in self._left if epoch < loop.epoch))
-        if every.steps:
-            self._request_ahead(loop, ask)
-        if loop.step < self._skip_first:
-            return
-        if loop.epoch != self._epoch and self._is_due(loop.epoch):
-            if self._request(self._plan._replace(reason=f"epoch {loop.epoch}"), ask):
-                self._epoch = loop.epoch
-                self._left.discard(loop.epoch)
-            return
-        is_due = every.minutes and self._clock() - self._minutes_ns >= every.minutes * 60 * NS_PER_S
-        plan = self._plan._replace(reason=f"every {every.minutes:g} minutes")
-        if is_due and self._request(plan, ask):
-            self._minutes_ns = self._clock()
-
-    def _is_due(self, epoch: int) -> bool:
-        epochs = self._every.epochs
-        return epoch in self._every.epoch or bool(epochs and (epoch - 1) % epochs == 0)
-
-    def _give_up_on(self, passed: Sequence[int]) -> None:
-        """Warns of epochs that ended before a capture could be requested."""
-        self._left.difference_update(passed)
-        for epoch in passed if not self._refusal else ():
-            _log.warning(
-                "No capture of epoch %d: it was over before step %d (skip_first of profiler_schedule), before a poll"
-                " (poll_interval_s of tuning), or while others waited to be captured", epoch, self._skip_first,
-            )  # fmt: skip
-
-    def _request_ahead(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
-        plan = self._plan._replace(at_step=self._next(loop.step), reason=f"every {self._every.steps} steps")
-        # A request far ahead would block others.
-        if plan.is_near(loop) and self._request(plan, ask):
-            self._from_step = plan.at_step + 1
-
-    def _request(self, plan: CaptureRequest, ask: Callable[[CaptureRequest], str]) -> bool:
-        """Requests a capture; returns whether it was accepted, else it is requested again at the next poll.
-
-        Why nothing can be recorded is said once.
-        """
-        refusal = ask(plan)
-        if refusal not in ("", UNDER_WAY, self._refusal):
-            _log.warning("No capture (%s): %s", plan.reason, refusal)
-            self._refusal = refusal
-        self._made += not refusal
-        return not refusal
-
-    def _next(self, step: int) -> int:
-        """Returns the next multiple not yet requested: a number that every rank computes by itself."""
-        least = max(step + self._plan.warmup + 1, self._from_step)
-        return -(-least // self._every.steps) * self._every.steps
-
-
-class SlowSteps:
-    """Requests a capture when steps have become slow."""
-
-    def __init__(self, plan: CaptureRequest) -> None:
-        self._plan = plan
-        self._seen: deque[tuple[int, int]] = deque()
-
-    def request_if_due(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
-        """Requests a capture if enough of the last steps were slow."""
-        step, slow = loop.step, loop.slow
-        # A fast loop makes more steps than that between two calls, so the last call always counts.
-        while len(self._seen) > 1 and self._seen[1][0] <= step - SLOW_AMONG:
-            self._seen.popleft()
-        since, before = self._seen[0] if self._seen else (step, slow)
-        enough = slow - before >= SLOW_STEPS
-        if enough and (slow - before) * SLOW_AMONG >= SLOW_STEPS * (step - since):
-            reason = f"{slow - before} of the last {step - since} steps were slow"
-            if not ask(self._plan._replace(reason=reason)):
-                self._seen.clear()
-        self._seen.append((step, slow))
 
 
 class CaptureEndpoint:
