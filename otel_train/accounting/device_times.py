@@ -47,7 +47,7 @@ class _Step:
         trains: it has a forward with gradients.
         waited: its last edges follow a wait for data: work that is launched since has none behind it.
         unsure_ns: how well the worst known of its lags is known.
-        pace: of its edges.
+        least_lag_ns, most_lag_ns, launch_idle_ns, idle_ns: as in ``Pace``.
     """
 
     begun_ns: int

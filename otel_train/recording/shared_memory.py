@@ -134,7 +134,7 @@ class RankMemory:
 
     @property
     def end_state_words(self) -> memoryview:
-        """How it ended, an index of ``safety.ENDS``, and whether that is assumed; written before ``ended_word``."""
+        """How it ended, an index of ``exit_hook.ENDS``, and whether that is assumed; written before ``ended_word``."""
         return self._words(ENDED_OFFSET + WORD, 2)
 
     @property
