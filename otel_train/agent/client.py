@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from otel_train.agent.captures import RankCaptures
     from otel_train.agent.messages import ResponseBox
     from otel_train.config.settings import Config
-    from otel_train.datamodel import Anchor
+    from otel_train.datamodel import Anchor, ExportBatch
+    from otel_train.distributed.store import ExchangeRequest
     from otel_train.recording.events import LoopState
     from otel_train.trackers.manager import Trackers
+    from otel_train.trackers.metrics import FlatRow
 
 WRITING_S = 0.1
 """Longest that the end waits for an agent which does not answer, where that can go on without this process."""
@@ -431,11 +433,11 @@ class AgentClient:
     def _do_log(self, level: int, text: str) -> None:
         _log.log(level, "%s", text)
 
-    def _do_rows(self, rows: list[Any]) -> None:
+    def _do_rows(self, rows: list[FlatRow]) -> None:
         if self.components.trackers is not None:
             self.components.trackers.put(rows)
 
-    def _do_batch(self, batch: Any) -> None:
+    def _do_batch(self, batch: ExportBatch) -> None:
         if self.components.providers is not None:
             self.components.providers.export(batch)
 
@@ -456,7 +458,7 @@ class AgentClient:
     def _do_exchange(self, which: dict[str, Any]) -> None:
         self.components.connect_ranks(which)
 
-    def _do_exchange_request(self, request: Any) -> None:
+    def _do_exchange_request(self, request: ExchangeRequest) -> None:
         if self.components.exchange is not None:
             self.components.exchange.send(request)
 

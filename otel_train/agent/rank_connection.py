@@ -34,6 +34,7 @@ from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     from otel_train.agent.messages import MessageChannel
+    from otel_train.datamodel import Capture
     from otel_train.recording.events import LoopState
 
 STALE_S = 3.0
@@ -240,7 +241,7 @@ class RankConnection:
         with self.loop.lock:
             return self.service.run.epochs.at(at_ns)
 
-    def _do_captured(self, capture: Any) -> None:
+    def _do_captured(self, capture: Capture) -> None:
         with self.loop.lock:
             self.service.run.captured(capture)
 
