@@ -362,7 +362,8 @@ def test_a_certificate_of_the_client_that_is_missed_or_not_trusted_is_named(pems
 
 def test_a_key_with_a_password_is_named_and_the_password_is_not_asked_for(pems: Path, tmp_path: Path) -> None:
     """A training waits for no terminal."""
-    encrypt = ["pkey", "-aes256", "-passout", "pass:x", "-in", pems / tls.KEY, "-out", tmp_path / "key"]
+    encrypt = ["pkey", "-aes256", "-passout", "pass:x", "-in", str(pems / tls.KEY)]
+    encrypt += ["-out", str(tmp_path / "key")]
     subprocess.run(["openssl", *encrypt], check=True, capture_output=True)
     own = client(pems / tls.CERTIFICATE, tmp_path / "key")
 
