@@ -195,6 +195,18 @@ def test_after_the_close_no_event_is_recorded(instrumented: InstrumentedTraining
     assert len(times.source) == 0
 
 
+def untimed(run_dir: Path, **settings: Any) -> list[dict[str, Any]]:
+    """What the summary of a small training says of devices whose time was not taken."""
+    model, batches = Net(), loader(4)
+    session = otel_train.instrument(model, batches, run_dir=str(run_dir), **settings, **QUIET)
+    optimizer = sgd(model)
+    for batch in batches:
+        loss_of(model, batch).backward()
+        optimizer.step()
+    session.close()
+    return [gap for gap in session.summary()["instrumentation_gaps"] if gap["what"] == "device"]
+
+
 @pytest.mark.parametrize(
     ("kind", "timing", "said"),
     [("xpu", "events", True), ("mps", "events", True), ("mps", "off", False), ("cpu", "events", False)],
@@ -204,16 +216,8 @@ def test_a_device_whose_time_is_not_taken_is_said_unless_that_is_the_wish(
 ) -> None:
     """A summary without device rows must not read as a device that did nothing."""
     monkeypatch.setattr("otel_train.instrumentation.manager.kind_of_device", lambda _: kind)
-    model, batches = Net(), loader(4)
-    session = otel_train.instrument(model, batches, run_dir=str(tmp_path), cuda_timing=timing, **QUIET)
-    optimizer = sgd(model)
-    for batch in batches:
-        loss_of(model, batch).backward()
-        optimizer.step()
-    session.close()
 
-    found = [thing for thing in session.summary()["instrumentation_gaps"] if thing["what"] == "device"]
-    assert [thing["name"] for thing in found] == [kind] * said
+    assert [gap["name"] for gap in untimed(tmp_path, cuda_timing=timing)] == [kind] * said
 
 
 class Failing(HostDriver):
@@ -239,15 +243,8 @@ def test_why_the_time_of_a_device_is_not_taken_is_said(
     """Whether it is the kind of device or what happened to this one decides what to do about it."""
     monkeypatch.setattr("otel_train.instrumentation.manager.kind_of_device", lambda _: "xpu")
     monkeypatch.setattr("otel_train.instrumentation.manager.find_driver", lambda _: driver)
-    model, batches = Net(), loader(4)
-    session = otel_train.instrument(model, batches, run_dir=str(tmp_path), **QUIET)
-    optimizer = sgd(model)
-    for batch in batches:
-        loss_of(model, batch).backward()
-        optimizer.step()
-    session.close()
+    [found] = untimed(tmp_path)
 
-    [found] = [thing for thing in session.summary()["instrumentation_gaps"] if thing["what"] == "device"]
     assert found["name"] == "xpu"
     assert why in found["reason"]
 

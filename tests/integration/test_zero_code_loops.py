@@ -90,22 +90,6 @@ def test_loaders_are_named_by_the_variable_that_holds_them(tmp_path: Path) -> No
     assert forwards(summary) == {("Net", "train"): 4, ("Net", "eval"): 2}
 
 
-def test_a_loader_held_by_an_object_has_the_name_of_its_attribute(tmp_path: Path) -> None:
-    """Trainers keep their loaders on `self`."""
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.model, self.train_batches = Net(), loader(3)
-
-        def fit(self) -> None:
-            learn(self.model, sgd(self.model), self.train_batches)
-
-    with zero_code(tmp_path, **QUIET) as sessions:
-        Trainer().fit()
-
-    assert sessions[0].summary()["batches"] == {"train_batches": 3}
-
-
 def test_a_later_model_is_found_with_its_optimizer_and_an_eval_only_model_with_its_loader(
     tmp_path: Path,
 ) -> None:
@@ -171,15 +155,10 @@ def test_a_part_that_was_called_first_gives_way_to_the_whole(tmp_path: Path) -> 
 
 def test_a_model_whose_call_is_the_first_sign_is_found(tmp_path: Path) -> None:
     """A loop without a loader begins with its model."""
-    model, criterion, x, y = (
-        Net(),
-        torch.nn.CrossEntropyLoss(),
-        torch.ones(4, 4),
-        torch.zeros(4, dtype=torch.long),
-    )
-    optimizer = sgd(model)
+    model, batch = Net(), (torch.ones(4, 4), torch.zeros(4, dtype=torch.long))
+    optimizer, criterion = sgd(model), torch.nn.CrossEntropyLoss()
     with zero_code(tmp_path, **QUIET) as sessions:
-        learn(model, optimizer, [(x, y)] * 3, criterion)
+        learn(model, optimizer, [batch] * 3, criterion)
     summary = sessions[0].summary()
 
     assert forwards(summary) == {("Net", "train"): 3}
@@ -252,22 +231,6 @@ def test_looking_for_models_breaks_no_graph(tmp_path: Path) -> None:
         return int(counter.frame_count)
 
     assert graphs(tmp_path) == graphs(None) == 1
-
-
-def test_weights_and_random_numbers_are_those_of_a_bare_run(tmp_path: Path) -> None:
-    """Observation must not change what is observed."""
-
-    def trained() -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        model = Net()
-        learn(model, sgd(model), loader(20, shuffle=True))
-        return [*(p.detach().clone() for p in model.parameters()), torch.rand(3)]
-
-    bare = trained()
-    with zero_code(tmp_path, **QUIET):
-        observed = trained()
-
-    assert all(torch.equal(a, b) for a, b in zip(bare, observed, strict=True))
 
 
 def test_nothing_stays_when_the_session_closes(tmp_path: Path) -> None:

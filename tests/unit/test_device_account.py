@@ -84,13 +84,16 @@ def test_a_reading_finds_its_occurrence_whichever_comes_first(*, final_first: bo
     assert account.counted() == {"forward": (1, 500), "backward": (1, 900)}
 
 
-def test_a_reading_of_another_stage_at_the_same_time_does_not_count() -> None:
-    """A forward inside a user stage lies within both."""
+@pytest.mark.parametrize(
+    "reading", [(BACKWARD, 101, 119, 7), (FORWARD, 101, 219, 118)], ids=["other stage", "later end"]
+)
+def test_a_reading_that_is_of_no_one_occurrence_does_not_count(reading: tuple[int, int, int, int]) -> None:
+    """A forward in a user stage lies within both; where events ran out, the next end closes the wrong one."""
     account = Account()
     account.add()
 
-    account.add_calls((FORWARD, 100, 120))
-    account.add((BACKWARD, 101, 119, 7), until_ns=300)
+    account.add_calls((FORWARD, 100, 120), (FORWARD, 200, 220))
+    account.add(reading, until_ns=300)
 
     assert account.counted() == {}
 
@@ -104,17 +107,6 @@ def test_of_several_readings_in_one_occurrence_the_first_is_its_own() -> None:
     account.add_calls((FORWARD, 100, 120))
 
     assert account.counted() == {"forward": (1, 9)}
-
-
-def test_a_begin_paired_with_a_later_end_is_thrown_away() -> None:
-    """When events run out between the edges of a stage, the next end would close the wrong one."""
-    account = Account()
-    account.add()
-
-    account.add_calls((FORWARD, 100, 120), (FORWARD, 200, 220))
-    account.add((FORWARD, 101, 219, 118))
-
-    assert account.counted() == {}
 
 
 def test_what_will_never_be_matched_is_forgotten() -> None:
