@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import datetime, timezone
 from html import escape
@@ -118,7 +119,8 @@ def moment(unix_s: float | None) -> str:
 def address(run: str, **query: object) -> str:
     """Returns URL of a run's page, or of something below it; None values are skipped."""
     words = {key: str(value) for key, value in query.items() if value is not None}
-    return escape(f"/run/{quote(run, safe='')}" + (f"?{urlencode(words)}" if words else ""))
+    path = f"/run/{quote(os.fsencode(run), safe='')}"  # the name of a folder, which need not be UTF-8
+    return escape(path + (f"?{urlencode(words, errors='replace')}" if words else ""))
 
 
 def share_strip(parts: Sequence[tuple[str, float, str]], *, label: str) -> str:

@@ -11,7 +11,9 @@ import re
 import socket
 import threading
 import webbrowser
+from html import unescape
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from urllib.parse import unquote_to_bytes
 from weakref import WeakKeyDictionary
 
 from starlette.applications import Starlette
@@ -25,7 +27,7 @@ from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_h
 from otel_train.files import open_below
 from otel_train.rundata.files import files_of
 from otel_train.rundata.live_view import RankReader, RunList, row_cache
-from otel_train.ui.components import asset
+from otel_train.ui.components import address, asset
 from otel_train.ui.pages import TABS, no_such_run_page, run_page, runs_page
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class _Site:
     def runs(self, request: Request) -> Response:
         """Returns the list of runs."""
         if self._only is not None:
-            return RedirectResponse(f"/run/{self._only}")
+            return RedirectResponse(unescape(address(self._only)))
         query = request.query_params
         words, page = query.get("filter", "")[:_LONGEST], _number(query.get("page", "")) or 1
         with self._lock:
@@ -101,7 +103,11 @@ class _Site:
     def run(self, request: Request) -> Response:
         """Returns the page of a run, or one of its files."""
         query = request.query_params
-        name, tab, rank = request.path_params["name"], query.get("tab", ""), _number(query.get("rank", ""))
+        path: bytes = request.scope[
+            "raw_path"
+        ]  # that of Starlette is text, which the name of a folder need not be
+        name = os.fsdecode(unquote_to_bytes(path).rpartition(b"/")[2])
+        tab, rank = query.get("tab", ""), _number(query.get("rank", ""))
         with self._lock:
             run = self._run_list.find(name)
             if run is None:

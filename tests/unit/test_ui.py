@@ -469,6 +469,20 @@ def test_a_broken_run_is_shown_as_far_as_it_goes(tmp_path: Path, name: str) -> N
     assert "/run/whole" in listed.text
 
 
+def test_a_run_whose_folder_has_no_utf_8_name_is_listed_and_shown(tmp_path: Path) -> None:
+    """One such folder, of an old file system, and the list answered 500 for all runs on its page."""
+    run = leave_run(tmp_path, [5])
+    say_summary(run)
+    name = os.fsdecode(b"M\xfcller")
+    run.rename(tmp_path / name)
+    site = application(tmp_path)
+
+    assert "/run/M%FCller" in ask(site, "/").text
+    for tab in TABS:
+        assert ask(site, f"/run/M%FCller?tab={tab}").status == 200
+    assert ask(application(tmp_path, only=name), "/").headers["location"] == "/run/M%FCller"
+
+
 @pytest.mark.parametrize("capture", ["torn", "foreign", "none"])
 def test_a_capture_that_cannot_be_read_is_said(tmp_path: Path, capture: str) -> None:
     """The rest of the page is shown all the same."""
