@@ -348,7 +348,7 @@ class StepSourceDecision:
         self._began_ns = self._asked = -1
         self._pass_over = self._training_pass_over = False
         self._training: set[int] = set()
-        """Loaders in whose batches there were signs of training."""
+        """Loaders in whose last batch there were signs of training."""
 
     def observe(self, ns: int, code: int, kind: int) -> None:
         """Takes in the next edge."""
@@ -366,10 +366,12 @@ class StepSourceDecision:
             elif kind == FORWARD and code & _TRAINS == _TRAINS:
                 self._count(StepSource.BATCH, ns)
             if not self.decided and _GOES_ON >> kind & 1:  # not an update, which may follow the end of a pass
-                self._weigh(ns)
+                self._weigh(ns, asks=kind == DATA)
         elif kind == DATA and op in (STOP, PASS_END):
             self._pass_over = True
             self._training_pass_over |= source in self._training
+        elif kind == DATA:  # what trains on this batch may come after its pass: ``next(iter(loader))``
+            self._training.discard(source)
 
     def mark(self) -> None:
         """Records that a step was marked manually."""
@@ -397,13 +399,16 @@ class StepSourceDecision:
         self._first_ns.setdefault(sign, ns)
         self._weigh(ns)
 
-    def _weigh(self, now_ns: int) -> None:
-        """Decides if that can be. All but updates are weighed after the end of a pass that trains, or when there are many."""
+    def _weigh(self, now_ns: int, *, asks: bool = False) -> None:
+        """Decides if that can be. All but updates are weighed when there are many, or when a loader is asked after a pass that trained.
+
+        Before that request the loop may use a batch that was fetched ahead, and update.
+        """
         sign = self._strongest
         long_ago = 0 <= self._first_ns.get(sign, self._began_ns) <= now_ns - SURE_AFTER_NS
         if sign is StepSource.UPDATE:
             due = long_ago or self.decided  # a late update overrules the rest
         else:
-            due = long_ago and (self._training_pass_over or sign is StepSource.UNDECIDED)
+            due = long_ago and (sign is StepSource.UNDECIDED or (asks and self._training_pass_over))
         if due or self._counts[sign] >= SURE_AFTER.get(sign, MOST_HELD):
             self.decide()

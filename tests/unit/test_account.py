@@ -159,6 +159,15 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("an update after a slow pass is that of all its gradients",
          Tape().repeat(3, lambda t: t.repeat(4, lambda t: t.micro().spend(2 * 10**9)).stop().update().validate(1)),
          durations=[4 * (MICRO + 2 * 10**9) + 7] * 3, evals=[16] * 3, partial=[]),
+    # accelerate looks one batch ahead: the end of the pass is known before its last batch is used.
+    loop("so it is where the last batch of the pass is used after its end",
+         Tape().repeat(3, lambda t: t.ask().repeat(3, lambda t: t.ask().forward().backward().spend(2 * 10**9)).stop()
+                       .forward().backward().update()),
+         durations=[4 * MICRO + 3 * 2 * 10**9 + 7] * 3, partial=[]),
+    loop("a slow group of batches that are drawn by iterators of their own is one step",
+         Tape().repeat(8, lambda t: t.ask(iterator=1).dispose("code", 1).forward().backward()
+                       .ask(iterator=2).dispose("code", 2).forward().spend(6 * 10**9).backward().update()),
+         durations=[2 * MICRO + 6 * 10**9 + 7] * 8),
     # ``print(model(batch).shape)``, or a forward that makes lazy parameters.
     loop("a forward with gradients before the first pass that trains is evaluation, and what follows it is of no step",
          Tape().forward().spend(50).repeat(2, Tape.step).stop(), durations=[STEP] * 2, evals=[20],
