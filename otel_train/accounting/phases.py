@@ -203,8 +203,11 @@ class BatchPhases:
             elif left_over is not None and left_over.phase != TRAIN:  # fetched before the end of its pass
                 if left_over.phase < 0:  # as after next(iter(loader))
                     left_over.phase = self._eval_phase(batch)
+                    self._phases.setdefault(left_over.source, left_over.phase)
                 end = self._end_of_forward(tail[:ahead], evaluated[-1])
-                self._book.beside(tail[:end], self._eval_phase(batch), batch.loader, batch.loaders)
+                fetched = self._take_fetched(left_over)
+                book = self._book.evaluate if fetched else self._book.beside
+                book(fetched + tail[:end], self._eval_phase(batch), batch.loader, batch.loaders)
                 self._book.apart(tail[end:ahead], Activity.OUTSIDE)
             else:  # in no batch of its own it lasts to the end of its last forward
                 before, after = self._evaluate_forwards(tail[:ahead], evaluated)
@@ -214,6 +217,14 @@ class BatchPhases:
             batch = Batch(loader=self._book.train_loader)  # what comes then uses one that was fetched before
         if behind:  # their backward may come after the boundary
             self.waiting.append(batch.part(behind))
+
+    def _take_fetched(self, ended: Pass) -> list[Item]:
+        """Returns the time of the one batch of a pass that was fetched and not used before its end; empty where there are several."""
+        found = [batch for batch in self.waiting if ended in batch.passes]
+        if len(found) != 1 or not found[0].fetched:
+            return []
+        self.waiting.remove(found[0])
+        return found[0].items
 
     @property
     def is_certain(self) -> bool:
@@ -254,6 +265,8 @@ class BatchPhases:
             and left_over.source == asked.source
         ):
             return True
+        if left_over is not None and left_over.phase > TRAIN and not self._decision.manual:
+            return False  # an evaluation, of no pass any more
         if not step.updated and not self._goes_on(batch):
             # With manual steps, time without a loader belongs to the step.
             manual = self._decision.manual and not batch.passes and why is not _CLOSE
@@ -363,11 +376,12 @@ class BatchPhases:
             return batch
         ahead = batch.items[:first]
         begin, end = self._first_wait(ahead, apart), self._end_of_forward(ahead, looks[-1])
-        self._judge_batch(Batch(apart, apart[-1].source, ahead[begin:end], fetched=batch.fetched))
+        fetched = [] if batch.left_over is None else self._take_fetched(batch.left_over)
+        is_new = batch.fetched or bool(fetched)
+        self._judge_batch(Batch(apart, apart[-1].source, fetched + ahead[begin:end], fetched=is_new))
         items = batch.take_items()
         del items[begin:end]
-        fetched = batch.fetched and bool(passes)
-        return Batch(passes, in_hand, items, fetched=fetched, asked_in=batch.asked_in)
+        return Batch(passes, in_hand, items, fetched=batch.fetched and bool(passes), asked_in=batch.asked_in)
 
     def _take_evaluation(self, head: list[Item], batch: Batch) -> list[Item]:
         """Books evaluation at the start of a step that has no batch; returns the rest: rule 5.

@@ -311,7 +311,7 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     # A forward without gradients that no update follows is no step.
     loop("batches of two loaders whose iterators are gone before they are used are one batch",
          Tape().step().stop().ask("val", 5, iterator=1).ask("images", 6, iterator=2).dispose("val", 1)
-         .dispose("images", 2).forward(11, flags=0).spend(3), durations=[STEP], evals=[5 + 6],
+         .dispose("images", 2).forward(11, flags=0).spend(3), durations=[STEP], evals=[5 + 6 + 11],
          activity={"data_wait": 10, "productive": 57, "eval": 5 + 6 + 11, "outside": 3}),
     # ``if i >= 2: break`` at the head of the loop: the third batch has been fetched.
     loop("a batch that is in hand where the loop leaves an evaluation is no step",
@@ -327,6 +327,15 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().step().stop().repeat(2, lambda t: t.ask("val", iterator=1).forward(11, flags=0)).ask("val", iterator=1)
          .dispose("val", 1).forward(11, flags=0).step().stop(), durations=[STEP] * 2, evals=[16, 16, 5],
          activity={"data_wait": 20, "productive": 114, "eval": 3 * 16}),
+    loop("a batch of an evaluation whose iterator is gone is a step with its forward, and what follows a checkpoint after it is of none",
+         Tape().repeat(3, lambda t: t.repeat(2, Tape.step).ask("code").dispose("code")
+                       .ask("val").dispose("val").forward(11, flags=0).run(CHECKPOINT, "checkpoint", 40).spend(100)),
+         durations=[STEP, STEP, 5 + STEP, STEP, 5 + STEP, STEP], evals=[16] * 3, partial=[5],
+         activity={"data_wait": 45, "productive": 6 * 57, "eval": 48, "checkpoint": 120, "outside": 300}),
+    loop("the end of a loader that showed an evaluation, of one batch that is used after it, is a wait of the evaluation",
+         Tape().repeat(3, lambda t: t.step().stop().ask("b").stop("b").dispose("b").forward(11, flags=0)),
+         durations=[STEP] * 3, evals=[16] * 3,
+         activity={"data_wait": 3 * 10 + 5, "productive": 3 * 57, "eval": 48 + 10}),
     loop("sampling after the last pass is evaluation",
          Tape().step().stop().spend(3).forward(50, flags=0).spend(4), durations=[STEP], evals=[50],
          activity={"data_wait": 10, "productive": 57, "eval": 50, "outside": 7}),
