@@ -410,7 +410,7 @@ class ThreadAccount(Nesting):
                 shows = UPDATED
             elif payload:
                 self._note("moved", stage.source, payload - 1)
-        if shows:
+        if shows and op != FAIL:
             asking = bool(self.stages) and not self.is_outermost(DATA)
             self._batches.happened(stage.source, shows, asking=asking)
         return shows

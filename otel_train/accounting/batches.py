@@ -388,14 +388,18 @@ class Batches:
         """Judges the open batch up to here. ``asked``: the pass that is asked next."""
         if asked is None:
             self._join_or_part(None)
+        by_batch = self._decision.source is _BY_BATCH
+        raised = by_batch and self.open is not None and self.open.has_raised
         if self.open is not None:
             self._phases.judge(self.open, why, asked)
             self.open.fetched = False  # the batch goes on, if its pass does
         else:
             self._drop_left_over()
+        if raised:  # what is left of the batch is no step: it is of the next one
+            self._book.open.fetched = False
         if self._decision.manual:
             over = why is _MARK
-        elif self._decision.source is _BY_BATCH:
+        elif by_batch:
             over = self._book.open.fetched and (why is _ASK or why is _CLOSE)
         else:
             over = bool(self._book.open.updated)

@@ -168,6 +168,15 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().repeat(8, lambda t: t.ask(iterator=1).dispose("code", 1).forward().backward()
                        .ask(iterator=2).dispose("code", 2).forward().spend(6 * 10**9).backward().update()),
          durations=[2 * MICRO + 6 * 10**9 + 7] * 8),
+    # The memory of a device is often too small for the first backward.
+    loop("a backward that raised is no step where backwards are the steps",
+         Tape().micro().ask().forward().run(SourceKind.BACKWARD, "backward", 30, end=Op.FAIL).micro().ask().forward()
+         .run(SourceKind.BACKWARD, "backward", 30, end=Op.FAIL),
+         durations=[MICRO, 2 * MICRO], partial=[MICRO], evals=[]),
+    # A wrong shape, in the first batch of all.
+    loop("a batch in which the model raised is no step where batches are the steps",
+         Tape().repeat(2, lambda t: t.ask().run(FORWARD, "model", 20, flags=3, end=Op.FAIL)).dispose("code"),
+         durations=[], partial=[50], evals=[]),
     # ``print(model(batch).shape)``, or a forward that makes lazy parameters.
     loop("a forward with gradients before the first pass that trains is evaluation, and what follows it is of no step",
          Tape().forward().spend(50).repeat(2, Tape.step).stop(), durations=[STEP] * 2, evals=[20],
