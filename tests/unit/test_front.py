@@ -144,7 +144,7 @@ def test_a_kind_of_device_whose_time_is_not_taken_is_named_once() -> None:
 def an_account(
     *, updates: int = UPDATES_WITHOUT_FORWARD, sources: Sequence[Instrumented] = (), loader_threads: Sequence[str] = (),
     stages: tuple[str, ...] = ("backward",), source: StepSource = StepSource.UPDATE, jax: JaxCompiles = NOT_COMPILED,
-    phase: str = "train",
+    phase: str = "train", steps: int = 2,
 ) -> Any:  # fmt: skip
     counts = Counts(1 for _ in stages)
     keys = [SimpleNamespace(stage=s, model="", phase=phase) for s in stages]
@@ -153,7 +153,9 @@ def an_account(
         keys=keys, sources=sources, models=SimpleNamespace(published=str), loaders=loaders
     )
     batches = {(n, TRAIN): 1 for n, each in enumerate(sources) if each.kind is SourceKind.DATA}
-    totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates, batches=batches)
+    totals: Any = SimpleNamespace(
+        names=names, stages=counts, updates=updates, batches=batches, steps_by_phase=lambda: {phase: steps}
+    )
     compiles = SimpleNamespace(jax=jax)
     return SimpleNamespace(
         totals=totals, loader_threads=loader_threads, step_source=source, compiles=compiles, started_ns=0
@@ -185,6 +187,8 @@ DATA = [Instrumented(SourceKind.DATA, "code")]
     # An optimizer that is not torch's steps unseen: steps are counted by something else.
     pytest.param({"updates": 0, "sources": DATA, "stages": ("forward", "backward"), "source": StepSource.BACKWARD}, (),
                  [("stage", "optimizer")], id="backwards without an update are said"),
+    pytest.param({"updates": 0, "sources": DATA, "stages": ("forward", "backward"), "source": StepSource.BACKWARD, "steps": 1},
+                 (), [], id="before a second step a backward without an update says nothing"),
     # A compiled step has its forward and its backward inside, as its user knows.
     pytest.param({"sources": [*DATA, Instrumented(SourceKind.WHOLE, "make_step")], "stages": ("make_step",)}, (), [],
                  id="what a whole step hides is not missing"),
