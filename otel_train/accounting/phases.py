@@ -268,8 +268,9 @@ class BatchPhases:
         if left_over is not None and left_over.phase > TRAIN and not self._decision.manual:
             return False  # an evaluation, of no pass any more
         if not step.updated and not self._goes_on(batch):
-            # With manual steps, time without a loader belongs to the step.
-            manual = self._decision.manual and not batch.passes and why is not _CLOSE
+            # With manual steps, time without a loader belongs to the step, but for the time between two passes.
+            paused = batch.between and asked is not None
+            manual = self._decision.manual and not batch.passes and why is not _CLOSE and not paused
             return manual or (not batch.between and (step.trained or step.fetched))
         if asked is not None:
             return asked.phase == TRAIN

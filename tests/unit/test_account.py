@@ -262,6 +262,12 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     # A loop without loader, optimizer or model is still a loop.
     loop("marks alone make as many steps as there are marks",
          times(3, lambda t: t.run(STAGE, "work", 5).mark()), durations=[5, 5, 5]),
+    # accelerate looks one batch ahead: the last update and its mark follow the end of the pass.
+    loop("a pause between epochs is of no marked step, also where the last batch is used after the end of its pass",
+         Tape().repeat(3, lambda t: t.ask().ask().forward().backward().update().mark().stop().forward().backward().update()
+                       .mark().run(CHECKPOINT, "checkpoint", 40).spend(100)),
+         durations=[5 + STEP, STEP - 5] * 3,
+         activity={"data_wait": 45, "productive": 6 * 57, "checkpoint": 120, "outside": 300}),
     # ``step(start=100)`` after a resume.
     loop("a number set manually is that of the open step",
          Tape().mark(100).step().step().stop(), durations=[STEP] * 2, numbers=[100, -1]),
