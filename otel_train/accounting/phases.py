@@ -265,11 +265,11 @@ class BatchPhases:
             and left_over.source == asked.source
         ):
             return True
-        if left_over is not None and left_over.phase > TRAIN and not self._decision.manual:
+        if left_over is not None and left_over.phase > TRAIN:
             return False  # an evaluation, of no pass any more
         if not step.updated and not self._goes_on(batch):
             # With manual steps, time without a loader belongs to the step, but for the time between two passes.
-            paused = batch.between and asked is not None
+            paused = batch.between and (asked is not None or why is _SAID)
             manual = self._decision.manual and not batch.passes and why is not _CLOSE and not paused
             return manual or (not batch.between and (step.trained or step.fetched))
         if asked is not None:

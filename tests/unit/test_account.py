@@ -268,6 +268,12 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
                        .mark().run(CHECKPOINT, "checkpoint", 40).spend(100)),
          durations=[5 + STEP, STEP - 5] * 3,
          activity={"data_wait": 45, "productive": 6 * 57, "checkpoint": 120, "outside": 300}),
+    loop("nor is one after an evaluation by next(iter(loader)), or between two epochs that are said",
+         Tape().repeat(3, lambda t: t.epoch(1).ask().ask().forward().backward().update().mark().stop().forward().backward()
+                       .update().mark().epoch_over().spend(50).epoch(2).ask("val").dispose("val").forward(11, flags=0)
+                       .run(CHECKPOINT, "checkpoint", 40).spend(100)),
+         durations=[5 + STEP, STEP - 5] * 3, evals=[16] * 3,
+         activity={"data_wait": 45, "productive": 6 * 57, "eval": 48, "checkpoint": 120, "outside": 450}),
     # ``step(start=100)`` after a resume.
     loop("a number set manually is that of the open step",
          Tape().mark(100).step().step().stop(), durations=[STEP] * 2, numbers=[100, -1]),
