@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from datetime import datetime, timezone
-from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -13,7 +12,7 @@ from urllib.parse import quote, urlencode
 from otel_train.console.text import ABSENT, duration, percent
 from otel_train.datamodel import RANGE_PREFIX
 from otel_train.rundata.files import FOREIGN
-from otel_train.ui.charts import color_of
+from otel_train.ui.charts import color_of, escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -17,7 +16,7 @@ from otel_train.rundata.files import mapping, number, text, whole
 from otel_train.rundata.live_view import state_of
 from otel_train.rundata.liveness import written_until
 from otel_train.ui.captures import artifacts, capture_analysis, captures_table
-from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, held, lines
+from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, escape, held, lines
 from otel_train.ui.components import (
     address,
     asset,

@@ -709,6 +709,17 @@ def test_a_name_from_right_to_left_leaves_the_id_beside_it_as_it_is(tmp_path: Pa
         assert re.search(r"<bdi[^>]*>(<code>)?20260131-x7(</code>)?</bdi>", text)
 
 
+def test_marks_of_direction_and_escape_sequences_in_names_show_as_their_escapes(tmp_path: Path) -> None:
+    """A name reversed the numbers that stood beside it."""
+    say_summary(leave_run(tmp_path, [5]), run_name="a\u202e", host="b\x1b[2J")
+    site = application(tmp_path)
+
+    for text in (ask(site, "/").text, ask(site, "/run/r1").text):
+        assert "a\\u202e" in text
+        assert "b\\x1b[2J" in text
+        assert not {"\u202e", "\x1b"} & set(text)
+
+
 def test_every_table_has_the_name_of_its_section(tmp_path: Path) -> None:
     """One that scrolls is a stop of the keyboard: a screen reader must say which."""
     a_run(tmp_path)
