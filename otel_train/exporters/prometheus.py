@@ -105,7 +105,7 @@ class PrometheusExporter:
     ) -> None:  # fmt: skip
         self._written: Path | None = None
         self._host = host
-        self._page = RankPage(constant_labels, resource, renew=snapshot)
+        self._page = RankPage(constant_labels, resource, snapshot)
         self._servers = servers or MetricsServers()
         self._server = self._servers.join(host, port, self._page)
         self.port = int(self._server.server_address[1])
@@ -450,11 +450,9 @@ class RankPage:
         self,
         constant_labels: Mapping[str, str],
         resource: Mapping[str, AttributeValue],
-        snapshot: Snapshot | None = None,
-        *,
-        renew: Callable[[], Snapshot | None] = lambda: None,
+        renew: Callable[[], Snapshot | None],
     ) -> None:
-        self._snapshot = snapshot
+        self._snapshot: Snapshot | None = None
         self._renew = renew
         self._shown_s = -math.inf
         self.take_capture: Take | None = None

@@ -83,7 +83,7 @@ def test_a_simulated_rank_counts_faults_of_the_parts_that_a_session_has(
 def test_series_are_counted_as_a_page_has_them() -> None:
     """The count is by formula; the page is what is scraped."""
     _, snapshots = played("full", ranks=1)
-    page = PageCollector([RankPage({}, {}, snapshots[0])]).collect()
+    page = PageCollector([RankPage({}, {}, lambda: snapshots[0])]).collect()
     samples = sum(len(family.samples) for family in page if family.name != "target")
 
     assert sizes_of(snapshots[0].families).classic == samples

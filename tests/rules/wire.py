@@ -252,7 +252,7 @@ class Run:
 
     def _record(self, member: Member, snapshot: Snapshot) -> None:
         tick = (self._begin_s + self.now_s) // EXPORT_S
-        for family in PageCollector([RankPage(member.labels, {}, snapshot)]).collect():
+        for family in PageCollector([RankPage(member.labels, {}, lambda: snapshot)]).collect():
             for sample in family.samples:
                 if sample.name in self._kept:
                     self._put("classic", named(sample.name, sample.labels), tick, f"{sample.value:.12g}")
