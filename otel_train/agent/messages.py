@@ -66,8 +66,9 @@ class OomKills:
         found = 0
         for path in self._files:
             with suppress(OSError, ValueError):
-                rows = dict(row.split(" ", 1) for row in path.read_text(encoding="ascii").splitlines())
-                found += int(rows.get("oom_kill", 0))
+                # As bytes: Python 3.13 cannot load a codec for a file where the working directory is gone.
+                rows = dict(row.split(b" ", 1) for row in path.read_bytes().splitlines())
+                found += int(rows.get(b"oom_kill", 0))
         return found
 
 

@@ -169,7 +169,9 @@ def test_a_forked_training_is_a_run_of_its_own(before: int, tmp_path: Path) -> N
         train(7)
         """,
     )
-    done = run_zero_code([script], tmp_path / "runs")
+    # From Python 3.12 on os.fork() warns of each thread of the program: here of the service thread.
+    quiet = environment(PYTHONWARNINGS="ignore::DeprecationWarning")
+    done = run_zero_code([script], tmp_path / "runs", environ=quiet)
     found = [
         json.loads(path.read_text(encoding="utf-8"))["steps"]["train"]
         for path in (tmp_path / "runs").rglob("summary.json")

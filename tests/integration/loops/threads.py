@@ -40,10 +40,11 @@ def a_thread_trains_after_the_main_thread_looked(watch: Watch) -> None:
     truth, (model, optimizer, train) = watch.slow_training(
         {"train": 8}, takes_s=0.0, threads=2, rated=TRAIN_ALONE
     )
-    truth.at(EVAL)
+    row = torch.zeros(1, 4)
     with torch.no_grad():
+        truth.at(EVAL)
         truth.forward(EVAL)
-        model(torch.zeros(1, 4))
+        model(row)
     truth.step(EVAL)
     truth.sleep(0.08, "init")
     model.takes_s = 0.01
