@@ -109,9 +109,8 @@ def instrumentation_gaps(
     if jax and _has_no_step(run, stages, kinds):
         described = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
         found.append(_gap(*JAX_STEP, missing_step_reason(described, loader=not listed), "unhooked"))
-    several = (
-        totals.steps_by_phase().get("train", 0) > 1
-    )  # a run that fails in its first step has no update yet
+    # A run that fails in its first step has no update yet.
+    several = totals.steps_by_phase().get("train", 0) > 1
     if run.step_source is StepSource.BACKWARD and trained and several and not totals.updates:
         found.append(_gap("stage", "optimizer", _NO_UPDATE, "never_seen"))
     return found + [_gap("device", kind, f"{why}. {_HOST_TIME}", "") for kind, why in state.untimed.items()]

@@ -103,9 +103,8 @@ class _Site:
     def run(self, request: Request) -> Response:
         """Returns the page of a run, or one of its files."""
         query = request.query_params
-        path: bytes = request.scope[
-            "raw_path"
-        ]  # that of Starlette is text, which the name of a folder need not be
+        # The path of Starlette is text, which the name of a folder need not be.
+        path: bytes = request.scope["raw_path"]
         name = os.fsdecode(unquote_to_bytes(path).rpartition(b"/")[2])
         tab, rank = query.get("tab", ""), _number(query.get("rank", ""))
         with self._lock:
