@@ -62,7 +62,12 @@ def is_former(document: Mapping[str, Any]) -> bool:
 
 def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> dict[str, Any]:
     """Returns a rank's summary; empty, with a warning, if it is not one of a version known here."""
-    summary = current_document(documents.get_or_empty(folder / SUMMARY_FILE, warnings))
+    return known_summary(documents.get_or_empty(folder / SUMMARY_FILE, warnings), warnings)
+
+
+def known_summary(document: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
+    """Returns a summary under the keys of this version; empty, with a warning, if it is not one of a version known here."""
+    summary = current_document(document)
     if summary and summary.get("schema") != SUMMARY_SCHEMA:
         warnings.append(
             f"{SUMMARY_FILE} has schema {text(summary.get('schema'))!r}, which is not known here: it is passed over."

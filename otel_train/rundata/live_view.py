@@ -14,9 +14,9 @@ from otel_train.recording.flight_recorder import heartbeat_of, read_flight
 from otel_train.rundata.alerts import Notice, events_of, notices
 from otel_train.rundata.files import (
     FOREIGN,
-    current_document,
     has_postmortem,
     is_run,
+    known_summary,
     mapping,
     number,
     rows,
@@ -242,9 +242,9 @@ def row_cache() -> JsonFileCache:
 
 
 def _row_of(document: dict[str, Any]) -> dict[str, Any]:
-    summary = current_document(document)
+    summary = known_summary(document, [])
     found = {key: value for key, value in summary.items() if key in _OF_A_ROW}
-    return found | {"findings": rows(summary.get("findings"))[:1]}
+    return {**found, "findings": rows(summary.get("findings"))[:1]} if found else {}
 
 
 class RankReader:
@@ -281,7 +281,9 @@ class RankReader:
         series, histograms = self._history(folder).read()
         events = events_of(folder)
         others = {
-            each: found for each, path in folders.items() if (found := summary_of(self._rows, path, []))
+            each: found
+            for each, path in folders.items()
+            if (found := summary if each == shown else self._rows.get_or_empty(path / SUMMARY_FILE, []))
         }
         return RankView(
             run=run, rank=shown, ranks=list(folders), about=about, summary=summary, written_unix_s=written_s, state=state,
@@ -387,7 +389,7 @@ class RunList:
 
     def _read(self, name: str, run: Path, folders: Sequence[Path]) -> RunRow | None:
         about = self._documents.get_or_empty(run / RUN_FILE, [])
-        summaries = [summary_of(self._rows, folder, []) for folder in folders]
+        summaries = [self._rows.get_or_empty(folder / SUMMARY_FILE, []) for folder in folders]
         summary, states = summaries[0], _states(folders, summaries, about)
         state = worst(states)
         if not about and not summary and not is_run(run):
