@@ -242,10 +242,13 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
         of, *more = group
         rank = f"{ranks[of]}-{ranks[more[-1]]}" if more else str(known(reports[of].get("rank")))
         lines.append((rank, rows[of]))
-    columns = max(_RANK, *(len(rank) for rank, _ in lines)), max(len(cells[2]) for _, (cells, _) in lines)
+    rank_columns = max(_RANK, *(len(rank) for rank, _ in lines))
+    stage_columns = max(len("stage"), *(len(cells[2]) for _, (cells, _) in lines))
 
     def row(*cells: str) -> str:
-        return cut(_rank_line(columns, *cells).rstrip(), page.columns - len(INDENT))
+        rank, state, step, stage, loader = cells
+        line = f"{right(rank, rank_columns)}  {pad(state, _STATE)}{right(step, _STEP)}  {pad(stage, stage_columns)}  {loader}"
+        return cut(line.rstrip(), page.columns - len(INDENT))
 
     return page.finish(
         [
@@ -265,11 +268,6 @@ def _cells(page: TextLayout, report: Report) -> tuple[str, ...]:
     stage = page.safe(inside.get("stage") or ("between stages" if last is None else "after the step"))
     step = str(known(report.get("step") if last is None else last))
     return _state(report), step, stage[:_STAGE], page.safe(inside.get("loader") or "")
-
-
-def _rank_line(columns: tuple[int, int], *cells: str) -> str:
-    (rank_columns, stage_columns), (rank, state, step, stage, loader) = columns, cells
-    return f"{right(rank, rank_columns)}  {pad(state, _STATE)}{right(step, _STEP)}  {pad(stage, max(5, stage_columns))}  {loader}"
 
 
 def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:

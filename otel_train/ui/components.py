@@ -116,10 +116,15 @@ def moment(unix_s: float | None) -> str:
 
 
 def address(run: str, **query: object) -> str:
-    """Returns URL of a run's page, or of something below it; None values are skipped."""
+    """Returns the URL of a run's page, or of something below it, as HTML; None values are skipped."""
+    return escape(url_of(run, **query))
+
+
+def url_of(run: str, **query: object) -> str:
+    """Returns the same for a header."""
     words = {key: str(value) for key, value in query.items() if value is not None}
     path = f"/run/{quote(os.fsencode(run), safe='')}"  # the name of a folder, which need not be UTF-8
-    return escape(path + (f"?{urlencode(words, errors='replace')}" if words else ""))
+    return path + (f"?{urlencode(words, errors='replace')}" if words else "")
 
 
 def share_strip(parts: Sequence[tuple[str, float, str]], *, label: str) -> str:

@@ -11,7 +11,6 @@ import re
 import socket
 import threading
 import webbrowser
-from html import unescape
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import unquote_to_bytes
 from weakref import WeakKeyDictionary
@@ -27,7 +26,7 @@ from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_h
 from otel_train.files import open_below
 from otel_train.rundata.files import files_of
 from otel_train.rundata.live_view import RankReader, RunList, row_cache
-from otel_train.ui.components import address, asset
+from otel_train.ui.components import asset, url_of
 from otel_train.ui.pages import TABS, no_such_run_page, run_page, runs_page
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class _Site:
     def runs(self, request: Request) -> Response:
         """Returns the list of runs."""
         if self._only is not None:
-            return RedirectResponse(unescape(address(self._only)))
+            return RedirectResponse(url_of(self._only))
         query = request.query_params
         words, page = query.get("filter", "")[:_LONGEST], _number(query.get("page", "")) or 1
         with self._lock:
