@@ -9,6 +9,7 @@ import weakref
 from _thread import get_ident
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import isgeneratorfunction
 from itertools import islice
 from operator import attrgetter
 from time import perf_counter_ns
@@ -442,6 +443,7 @@ class DataLoaderPatch:
         self.made = MadeLoaders()
         self._base = dataloader._BaseDataLoaderIter  # noqa: SLF001  # the only one
         self._kinds = {self._base}
+        self._loops: set[Any] = set()
         self._undo = [
             replace(self._base, "__init__", self._adopting),
             replace(dataloader.DataLoader, "__init__", self._making),
@@ -470,6 +472,7 @@ class DataLoaderPatch:
         # microsecond sooner, in all that torch does for a batch.
         iterator.__dict__ = dict(iterator.__dict__.items())
         self._adopted.add(iterator)
+        self._follow_loops(type(loader))
         probe.begins(iterator)
 
     def remove(self) -> None:
@@ -488,6 +491,13 @@ class DataLoaderPatch:
                 self._undo.append(replace(kind, "__init__", self._starting))
             self._kinds.add(kind)
             self._find_kinds(kind)
+
+    def _follow_loops(self, kind: Any) -> None:  # Any: a class of loaders
+        """Ends the pass of an iterator that a loader keeps when a loop over the loader ends, if its ``__iter__`` is a generator of its own."""
+        owner = next((base for base in kind.__mro__ if "__iter__" in vars(base)), None)
+        if owner not in self._loops and isgeneratorfunction(getattr(owner, "__iter__", None)):
+            self._loops.add(owner)
+            self._undo.append(replace(owner, "__iter__", _looping))
 
     def _adopting(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -600,6 +610,33 @@ def _disposing(cls: Any) -> Callable[[Any], None]:
             end_pass(attributes)
 
     return __del__
+
+
+def _looping(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    """Returns an ``__iter__`` whose end, also by a break, ends the passes of the iterators that the loader keeps."""
+
+    @functools.wraps(original)
+    def __iter__(loader: Any) -> Iterator[Any]:  # noqa: N807  # in its place
+        try:
+            return (yield from original(loader))
+        finally:
+            for iterator in iterators_of(loader):
+                attributes = iterator.__dict__
+                if PROBE in attributes:
+                    end_pass(attributes)
+                    attributes[ASK] = attributes[PROBE].next_pass()
+                    if NEXT in attributes:
+                        attributes[NEXT].ask = attributes[ASK]
+
+    return __iter__
+
+
+def iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader
+    """Returns iterators that a loader keeps: with persistent workers, or one that it has made when it was made, and never ends."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    held = getattr(loader, "__dict__", {}).values()
+    return [each for each in held if isinstance(each, _BaseDataLoaderIter)]
 
 
 def end_pass(attributes: dict[str, Any]) -> None:

@@ -11,7 +11,13 @@ import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from otel_train.instrumentation.dataloader import OTHER, DataLoaderPatch, InstrumentedIterable, LoaderProbe
+from otel_train.instrumentation.dataloader import (
+    OTHER,
+    DataLoaderPatch,
+    InstrumentedIterable,
+    LoaderProbe,
+    iterators_of,
+)
 from otel_train.instrumentation.module import (
     ModulePatch,
     ModuleProbe,
@@ -109,7 +115,7 @@ class ProbeRegistry:
             make = iter if known.inner() is not None else self._iter_of(type(entry.loader))
             return InstrumentedIterable(entry.loader, known, make)
         for loader in (entry.loader, known.inner()):
-            for running in _iterators_of(loader):
+            for running in iterators_of(loader):
                 self.patch.adopt(running, loader)
         return entry.loader
 
@@ -346,15 +352,6 @@ def _iterated_by_torch(loader: Any) -> Any:  # Any: the user's own
     """Returns what a DataLoader of fastai has torch iterate in its place; of anything else itself."""
     fastai = any(kind.__module__ == "fastai.data.load" for kind in type(loader).__mro__)
     return getattr(loader, "fake_l", loader) if fastai else loader
-
-
-def _iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader
-    """Iterators that a loader holds: with persistent workers, or one that it has made when it was made, and never ends."""
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    return [
-        held for held in getattr(loader, "__dict__", {}).values() if isinstance(held, _BaseDataLoaderIter)
-    ]
 
 
 def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own

@@ -12,12 +12,14 @@ import torch
 from torch.utils.data import default_collate
 
 import otel_train
+from tests.integration.loops.kinds import Endless
 from tests.integration.loops.truth import (
     EVAL,
     TRAIN,
     TRAIN_ALONE,
     TRAIN_AND_VAL,
     Slow,
+    Truth,
     Watch,
     loader,
     loss_of,
@@ -126,6 +128,40 @@ def saving_after_a_break_out_of_a_generator(watch: Watch) -> None:
             if i == 3:
                 break
         truth.sleep(SAVING_S, "outside")
+
+
+@timed
+def saving_after_passes_of_one_iterator(watch: Watch) -> None:
+    """Loaders keep their only iterator, as those of Ultralytics and timm: a pass ends with the loop over them, also by a break."""
+    truth = watch.truth(rated=TRAIN_AND_VAL)
+    model, loaders = Slow(truth), {}
+    for name, batches in (("train", 5), ("val", 2)):
+        loaders[name] = Endless(batches, collate_fn=SlowBatches(truth, name))
+    optimizer = sgd(model)
+    watch(model, loaders)
+    for _ in range(2):
+        truth.train_on(model, optimizer, loaders["train"])
+        truth.sleep(SAVING_S, "outside")
+        truth.evaluate_on(model, loaders["val"])
+        truth.sleep(SAVING_S, "outside")
+    truth.at(TRAIN, "train")
+    for i, batch in enumerate(loaders["train"]):
+        truth.batch("train")
+        truth.one_step(model, optimizer, batch)
+        if i == 1:
+            break
+    truth.sleep(SAVING_S, "outside")
+
+
+class SlowBatches(NamedTuple):
+    """Collates in the time that a loader takes for a batch."""
+
+    truth: Truth
+    name: str
+
+    def __call__(self, rows: list[Any]) -> Any:
+        self.truth.work(0.01, "data", self.name)
+        return default_collate(rows)
 
 
 @timed

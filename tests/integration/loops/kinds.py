@@ -227,8 +227,8 @@ def a_loader_that_passes_for_another(watch: Watch) -> Truth:
 class Endless(DataLoader[Any]):
     """Makes its only iterator when it is made, over a sampler that begins anew, as Ultralytics and timm do."""
 
-    def __init__(self, batches: int) -> None:
-        super().__init__(dataset(batches), batch_size=4)
+    def __init__(self, batches: int, **options: Any) -> None:
+        super().__init__(dataset(batches), batch_size=4, **options)
         object.__setattr__(self, "batch_sampler", Again(self.batch_sampler))
         self.iterator = super().__iter__()
         self.batches = batches
