@@ -85,23 +85,23 @@ class CaptureController:
         self._reported_active = False
         self.others: Callable[[], bool] = lambda: False  # whether something else diverts the thread's events
 
-    def ask(self, plan: CaptureRequest) -> str:
+    def ask(self, request: CaptureRequest) -> str:
         """Queues a request. Thread-safe. Returns "", or the reason if it is refused."""
         unavailable = self._profiler.unavailable()
         if unavailable and self._training.loop.rule is not None:  # it trains without what records it
             return unavailable
-        asked = any(other.cause == plan.cause for other in self._queued)
+        asked = any(other.cause == request.cause for other in self._queued)
         idle = self.scheduler.phase is CapturePhase.IDLE
-        if len(self._queued) == MAX_QUEUED or (plan.automatic and (asked or not idle)):
+        if len(self._queued) == MAX_QUEUED or (request.automatic and (asked or not idle)):
             return UNDER_WAY
-        ended_ns = self._ended_ns.get(plan.cause)
+        ended_ns = self._ended_ns.get(request.cause)
         pause_ns = 0 if ended_ns is None else ended_ns + self._cooldown_ns - self._clock()
-        if plan.automatic and pause_ns > 0:
-            return f"the last capture by {plan.cause} is too recent: next in {pause_ns / NS_PER_S:.0f} s"
-        if plan.trigger == "schedule":
-            self._queued.append(plan)
+        if request.automatic and pause_ns > 0:
+            return f"the last capture by {request.cause} is too recent: next in {pause_ns / NS_PER_S:.0f} s"
+        if request.trigger == "schedule":
+            self._queued.append(request)
         else:  # its caller waits for it
-            self._queued.appendleft(plan)
+            self._queued.appendleft(request)
         return ""
 
     @property
@@ -138,29 +138,31 @@ class CaptureController:
         """Whether a request waits, or a capture is armed, runs, or is being written."""
         return self.recording or bool(self._queued)
 
-    def begin(self, plan: CaptureRequest) -> str:
+    def begin(self, request: CaptureRequest) -> str:
         """Arms the step scheduler, when not busy; returns why not. Called by the service thread, or between two steps."""
         unavailable = self._profiler.unavailable()
         if unavailable:
             return unavailable
         if self._bytes_per_step:  # the end of a recording costs training 15 ms for every MB that it holds
             most = max(1, self._place.max_bytes // self._bytes_per_step)
-            if most < plan.steps:
-                plan = plan._replace(steps=most, reason=f"{plan.reason} ({most} of {plan.steps} steps fit)")
+            if most < request.steps:
+                request = request._replace(
+                    steps=most, reason=f"{request.reason} ({most} of {request.steps} steps fit)"
+                )
         thread = self._training.thread()
         rule = self._training.loop.rule or _presumed(thread.sources)
-        self.scheduler.arm(plan, StepBoundary(rule, thread.sources), thread)
+        self.scheduler.arm(request, StepBoundary(rule, thread.sources), thread)
         return ""
 
     def poll(self, *, last: bool = False) -> None:
         """Runs one iteration: arm, number, write, report. ``last``: no further step numbers will arrive."""
         loop = self._training.loop
-        for plan in list(self._queued):
-            if not self.busy and plan.is_near(loop) and loop.rule is not None:
-                self._queued.remove(plan)
-                unavailable = self.begin(plan)
+        for request in list(self._queued):
+            if not self.busy and request.is_near(loop) and loop.rule is not None:
+                self._queued.remove(request)
+                unavailable = self.begin(request)
                 if unavailable:
-                    _log.warning("Capture (%s): %s", plan.trigger, unavailable)
+                    _log.warning("Capture (%s): %s", request.trigger, unavailable)
         scheduler = self.scheduler
         if scheduler.first_number == NEXT and 0 < scheduler.first_ns < loop.final_ns:
             scheduler.first_number = self._training.number(scheduler.first_ns)
@@ -180,10 +182,12 @@ class CaptureController:
         A request for which no step has come is reported like a capture of no steps, unless the schedule made it.
         """
         last = self._recorded or self.scheduler.take()
-        waiting = [Recorded(plan, None, 0, 0, self._clock()) for plan in self._queued]
+        waiting = [Recorded(request, None, 0, 0, self._clock()) for request in self._queued]
         self._queued.clear()
         left = deque(
-            each for each in (last, *waiting) if each and (each.begun_ns or each.plan.trigger != "schedule")
+            each
+            for each in (last, *waiting)
+            if each and (each.begun_ns or each.request.trigger != "schedule")
         )
         deadline_ns = self._clock() + int(timeout_s * NS_PER_S)
         while left or self._job is not None:
@@ -198,18 +202,18 @@ class CaptureController:
         if recorded.begun_ns and self._training.loop.final_ns <= recorded.ended_ns and not last:
             return  # its steps have no numbers yet
         self._recorded = None
-        self._ended_ns[recorded.plan.cause] = recorded.ended_ns
+        self._ended_ns[recorded.request.cause] = recorded.ended_ns
         self._reported_active = False
         self._training.active(active=False)
         within_ns = recorded.within_ns or recorded.begun_ns
         first = self._training.number(within_ns) if within_ns else NEXT
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
-        epoch = recorded.plan.epoch or self._training.epoch(within_ns or recorded.ended_ns)
-        wants_device = any(activity != "cpu" for activity in recorded.plan.options.activities)
+        epoch = recorded.request.epoch or self._training.epoch(within_ns or recorded.ended_ns)
+        wants_device = any(activity != "cpu" for activity in recorded.request.options.activities)
         name, metadata = f"epoch_{epoch}-step_{max(first, 0)}", self._metadata(recorded, steps, epoch)
         job = CaptureJob(
             self._place, name, metadata, max(first, 0), time.monotonic(),
-            wants_device=wants_device and not recorded.missing, output=recorded.plan.output_dir,
+            wants_device=wants_device and not recorded.missing, output=recorded.request.output_dir,
         )  # fmt: skip
         writer = CaptureWriter(job, recorded.trace, self._profiler)
         self._job = _Job(recorded._replace(trace=None), steps, writer)
@@ -221,12 +225,12 @@ class CaptureController:
             self._bytes_per_step = outcome.bytes // recorded.steps
         interval_ns = (recorded.begun_ns or recorded.ended_ns, recorded.ended_ns)
         capture = Capture(
-            recorded.plan.trigger, interval_ns, job.steps, outcome.file, outcome.bytes,
+            recorded.request.trigger, interval_ns, job.steps, outcome.file, outcome.bytes,
             _error(recorded, outcome.problem), metadata["problem"], metadata["seconds"],
             finding_summary(metadata), metadata,
         )  # fmt: skip
         # A missing activity is reported only if it was requested explicitly.
-        by_name = recorded.plan.options.activities != Options().activities
+        by_name = recorded.request.options.activities != Options().activities
         problems = capture.problem, *outcome.missing, *(recorded.missing if by_name else ())
         for problem in filter(None, problems):
             _log.warning("Capture (%s): %s", capture.trigger, problem)
@@ -234,16 +238,16 @@ class CaptureController:
 
     def _metadata(self, recorded: Recorded, steps: tuple[int, int], epoch: int) -> dict[str, Any]:
         """Returns the metadata; file, size and problems of writing are added with the file, findings by the analysis."""
-        plan, unix_ns = recorded.plan, self._training.unix_ns
+        request, unix_ns = recorded.request, self._training.unix_ns
         begun_ns = recorded.begun_ns or recorded.ended_ns
         return {
-            "file": "", "bytes": 0, "trigger": plan.trigger, "reason": plan.reason, "alert": plan.alert,
+            "file": "", "bytes": 0, "trigger": request.trigger, "reason": request.reason, "alert": request.alert,
             "rank": self._place.rank, "epoch": epoch, "steps": list(steps) if recorded.steps else [],
-            "steps_asked": plan.steps, "steps_recorded": recorded.steps,
+            "steps_asked": request.steps, "steps_recorded": recorded.steps,
             "begun_unix_ns": unix_ns(begun_ns), "ended_unix_ns": unix_ns(recorded.ended_ns),
             "seconds": (self._clock() - begun_ns) / NS_PER_S,
-            "options": plan.options._asdict(), "problem": _problem(recorded),
-            "warnings": list(recorded.missing), "pinned": plan.pinned, "finding": {},
+            "options": request.options._asdict(), "problem": _problem(recorded),
+            "warnings": list(recorded.missing), "pinned": request.pinned, "finding": {},
         }  # fmt: skip
 
 
@@ -261,7 +265,7 @@ def _presumed(sources: Sequence[Instrumented]) -> StepRule:
 def _problem(recorded: Recorded) -> str:
     if recorded.problem:
         return recorded.problem
-    asked = recorded.plan.steps
+    asked = recorded.request.steps
     return "" if recorded.steps >= asked else f"captured {recorded.steps} of {asked} steps"
 
 
@@ -271,6 +275,6 @@ def _error(recorded: Recorded, write_error: str) -> str:
         return "size" if write_error.startswith("too large") else "disk"
     if not recorded.begun_ns:
         return "refused" if recorded.problem else "short"
-    if recorded.steps < recorded.plan.steps:
+    if recorded.steps < recorded.request.steps:
         return "profiler" if recorded.problem and recorded.trace is None else "short"
     return ""

@@ -77,12 +77,12 @@ class Requests(Protocol):
 
 
 class CaptureEndpoint:
-    """Takes requests from the program, a file, HTTP, a signal, the schedule, slow steps and alerts; ``plan`` has defaults."""
+    """Takes requests from the program, a file, HTTP, a signal, the schedule, slow steps and alerts, and fills in ``defaults``."""
 
     def __init__(
         self,
         controller: CaptureController,
-        plan: CaptureRequest,
+        defaults: CaptureRequest,
         rank: int,
         requests: Requests,
         *,
@@ -91,7 +91,7 @@ class CaptureEndpoint:
         self.triggers: list[Schedule | SlowSteps] = []  # make requests by themselves
         self.controller = controller
         self._training = training
-        self._plan = plan
+        self._defaults = defaults
         self._rank = rank
         self._requests = requests
 
@@ -108,15 +108,15 @@ class CaptureEndpoint:
 
     def ask_by_alert(self, name: str) -> str:
         """Queues a capture for a firing alert. Returns "", or the reason if it is refused."""
-        return self.controller.ask(self._plan._replace(trigger="alert", alert=name, reason=name))
+        return self.controller.ask(self._defaults._replace(trigger="alert", alert=name, reason=name))
 
     def ask_by_signal(self) -> None:
         """Queues a capture for SIGUSR2."""
-        self.controller.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
+        self.controller.ask(self._defaults._replace(trigger="signal", reason="SIGUSR2"))
 
     def read(self, document: dict[str, Any]) -> CaptureRequest:
         """Parses a request of the program; a ConfigError if it is invalid."""
-        return requests.read(document, self._plan)[0]
+        return requests.read(document, self._defaults)[0]
 
     def post(self, body: bytes) -> tuple[int, dict[str, Any]]:
         """Answers ``POST /capture`` of JSON, or of nothing for a capture as set, with the token: the HTTP status, and the answer."""
@@ -126,27 +126,27 @@ class CaptureEndpoint:
             return 400, {"error": str(error)[:500]}
 
     def _arm(self, document: object) -> tuple[int, dict[str, Any]]:
-        (plan, ranks), rank = requests.read(document, self._plan), self._rank
+        (request, ranks), rank = requests.read(document, self._defaults), self._rank
         others = [each for each in ranks or () if each != rank]
-        if others and plan.at_step == NEXT:
+        if others and request.at_step == NEXT:
             loop = self._training.loop
             if not loop.median_ns:
                 return 409, {"error": TOO_EARLY}
-            plan = plan._replace(at_step=_common_step(plan, loop))
-        request = {
-            "steps": plan.steps, "warmup": plan.warmup, "at_step": plan.at_step, "reason": plan.reason,
-            "pinned": plan.pinned, **plan.options._asdict(),
+            request = request._replace(at_step=_common_step(request, loop))
+        passed_on = {
+            "steps": request.steps, "warmup": request.warmup, "at_step": request.at_step, "reason": request.reason,
+            "pinned": request.pinned, **request.options._asdict(),
         }  # fmt: skip
         for other in others:
-            problem = self._requests.pass_on(other, request)
+            problem = self._requests.pass_on(other, passed_on)
             if problem:
                 return 409, {"error": problem}
         if ranks is None or rank in ranks:
-            refusal = self.controller.ask(plan)
+            refusal = self.controller.ask(request)
             if refusal:
                 return 409, {"error": refusal}
-        at_step = plan.at_step if plan.at_step != NEXT else "next"
-        return 202, {"armed": True, "at_step": at_step, "steps": plan.steps}
+        at_step = request.at_step if request.at_step != NEXT else "next"
+        return 202, {"armed": True, "at_step": at_step, "steps": request.steps}
 
     def _take_file(self) -> None:
         document = self._requests.waiting()
@@ -163,9 +163,9 @@ class CaptureEndpoint:
             _log.warning("%s: %s", requests.REQUEST_FILE, document if isinstance(document, str) else refusal)
 
 
-def _common_step(plan: CaptureRequest, loop: LoopState) -> int:
+def _common_step(request: CaptureRequest, loop: LoopState) -> int:
     ahead = int(MARGIN_S * NS_PER_S / loop.median_ns)
-    return loop.step + plan.warmup + max(MARGIN_STEPS, ahead)
+    return loop.step + request.warmup + max(MARGIN_STEPS, ahead)
 
 
 class EpochCaptures:
@@ -192,7 +192,7 @@ class EpochCaptures:
         Raises:
             ConfigError: the request is invalid.
         """
-        plan = self._endpoint.read(request)._replace(
+        wanted = self._endpoint.read(request)._replace(
             trigger="schedule", reason=f"epoch {epoch}", epoch=epoch, at_once=True, output_dir=output_dir
         )
         deadline_s = time.monotonic() + PREVIOUS_CAPTURE_WAIT_S
@@ -200,7 +200,7 @@ class EpochCaptures:
             with self._accounted():
                 self._controller.poll(last=True)
                 if not self._controller.busy:
-                    return self._controller.begin(plan)
+                    return self._controller.begin(wanted)
                 if self._controller.running:
                     return UNDER_WAY
             if time.monotonic() > deadline_s:
@@ -249,7 +249,7 @@ class Capturing(CaptureEndpoint):
         block = "profiler" in words_of(config.console_metrics)
         console = Console(lines=config.console, block=block, top=config.profiler_top)
         self._console = console if info.rank == 0 else None
-        plan = _plan_of(config)
+        defaults = _defaults_of(config)
         store = CaptureStore(
             rank_folder.parent / CAPTURES_FOLDER, info.rank, config.profiler_max_bytes, config.profiler_kept,
             config.profiler_tensorboard, config.profiler_output_dir,
@@ -259,17 +259,17 @@ class Capturing(CaptureEndpoint):
             TorchProfiler, training=training, done=self._done, place=store, clock=system_clock,
             tuning=config.tuned(),
         )  # fmt: skip
-        super().__init__(controller, plan, info.rank, requests, training=training)
+        super().__init__(controller, defaults, info.rank, requests, training=training)
         self._snapshots = OomSnapshots(ooms, store.folder, info.rank)
         every, schedule = read_parts(ProfilerEvery, config.profiler_every), config.schedule()
         if any(every):
-            planned = Schedule(
-                every, plan._replace(trigger="schedule"), system_clock,
+            scheduled = Schedule(
+                every, defaults._replace(trigger="schedule"), system_clock,
                 skip_first=schedule.skip_first, most=schedule.repeat,
             )  # fmt: skip
-            self.triggers.append(planned)
+            self.triggers.append(scheduled)
         if config.profiler == "auto":
-            self.triggers.append(SlowSteps(plan._replace(trigger="slow_step")))
+            self.triggers.append(SlowSteps(defaults._replace(trigger="slow_step")))
 
     @property
     def within_ns(self) -> tuple[int, int]:
@@ -301,7 +301,7 @@ class Capturing(CaptureEndpoint):
             self._console.show(capture)
 
 
-def _plan_of(config: Config) -> CaptureRequest:
+def _defaults_of(config: Config) -> CaptureRequest:
     """Returns the default options of requests."""
     chosen, schedule = words_of(config.profiler_options), config.schedule()
     switches = {name: name in chosen for name in PROFILER_OPTIONS}

@@ -82,7 +82,7 @@ class CaptureRequest(NamedTuple):
 class Recorded(NamedTuple):
     """Recording of the training thread."""
 
-    plan: CaptureRequest
+    request: CaptureRequest
     trace: Any  # argument of ``Profiler.save``; None without a trace
     steps: int  # complete ones
     begun_ns: int  # on the monotonic clock; 0 if it never began
@@ -120,7 +120,7 @@ def read(document: object, defaults: CaptureRequest) -> tuple[CaptureRequest, tu
     if "activities" in document:
         options = options._replace(activities=activities(document["activities"]))
     switches = [truth(f"{name}={{}}", document.get(name, getattr(options, name))) for name in _SWITCHES]
-    plan = defaults._replace(
+    request = defaults._replace(
         steps=_whole(document, "steps", defaults.steps, least=1),
         warmup=_whole(document, "warmup", defaults.warmup),
         wait=_whole(document, "wait", defaults.wait),
@@ -129,7 +129,7 @@ def read(document: object, defaults: CaptureRequest) -> tuple[CaptureRequest, tu
         reason=str(document.get("reason", ""))[:200],
         pinned=truth("pinned={}", document.get("pinned", False)),
     )
-    return plan, _ranks(document.get("ranks"))
+    return request, _ranks(document.get("ranks"))
 
 
 def activities(names: object) -> tuple[str, ...]:
@@ -185,10 +185,16 @@ class Schedule:
     """Requests captures when they are due, none before step ``skip_first``, ``most`` in all; 0 for any number."""
 
     def __init__(
-        self, every: ProfilerEvery, plan: CaptureRequest, clock: Clock, *, skip_first: int = 0, most: int = 0
+        self,
+        every: ProfilerEvery,
+        defaults: CaptureRequest,
+        clock: Clock,
+        *,
+        skip_first: int = 0,
+        most: int = 0,
     ) -> None:
         self._every = every
-        self._plan = plan
+        self._defaults = defaults
         self._clock = clock
         self._skip_first = skip_first
         self._most = most
@@ -210,13 +216,13 @@ class Schedule:
         if loop.step < self._skip_first:
             return
         if loop.epoch != self._epoch and self._is_due(loop.epoch):
-            if self._request(self._plan._replace(reason=f"epoch {loop.epoch}"), ask):
+            if self._request(self._defaults._replace(reason=f"epoch {loop.epoch}"), ask):
                 self._epoch = loop.epoch
                 self._left.discard(loop.epoch)
             return
         is_due = every.minutes and self._clock() - self._minutes_ns >= every.minutes * 60 * NS_PER_S
-        plan = self._plan._replace(reason=f"every {every.minutes:g} minutes")
-        if is_due and self._request(plan, ask):
+        request = self._defaults._replace(reason=f"every {every.minutes:g} minutes")
+        if is_due and self._request(request, ask):
             self._minutes_ns = self._clock()
 
     def _is_due(self, epoch: int) -> bool:
@@ -233,34 +239,36 @@ class Schedule:
             )  # fmt: skip
 
     def _request_ahead(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
-        plan = self._plan._replace(at_step=self._next(loop.step), reason=f"every {self._every.steps} steps")
+        request = self._defaults._replace(
+            at_step=self._next(loop.step), reason=f"every {self._every.steps} steps"
+        )
         # A request far ahead would block others.
-        if plan.is_near(loop) and self._request(plan, ask):
-            self._from_step = plan.at_step + 1
+        if request.is_near(loop) and self._request(request, ask):
+            self._from_step = request.at_step + 1
 
-    def _request(self, plan: CaptureRequest, ask: Callable[[CaptureRequest], str]) -> bool:
+    def _request(self, request: CaptureRequest, ask: Callable[[CaptureRequest], str]) -> bool:
         """Requests a capture; returns whether it was accepted, else it is requested again at the next poll.
 
         Why nothing can be recorded is said once.
         """
-        refusal = ask(plan)
+        refusal = ask(request)
         if refusal not in ("", UNDER_WAY, self._refusal):
-            _log.warning("No capture (%s): %s", plan.reason, refusal)
+            _log.warning("No capture (%s): %s", request.reason, refusal)
             self._refusal = refusal
         self._made += not refusal
         return not refusal
 
     def _next(self, step: int) -> int:
         """Returns the next multiple not yet requested: a number that every rank computes by itself."""
-        least = max(step + self._plan.warmup + 1, self._from_step)
+        least = max(step + self._defaults.warmup + 1, self._from_step)
         return -(-least // self._every.steps) * self._every.steps
 
 
 class SlowSteps:
     """Requests a capture when steps have become slow."""
 
-    def __init__(self, plan: CaptureRequest) -> None:
-        self._plan = plan
+    def __init__(self, defaults: CaptureRequest) -> None:
+        self._defaults = defaults
         self._seen: deque[tuple[int, int]] = deque()
 
     def request_if_due(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
@@ -273,6 +281,6 @@ class SlowSteps:
         enough = slow - before >= SLOW_STEPS
         if enough and (slow - before) * SLOW_AMONG >= SLOW_STEPS * (step - since):
             reason = f"{slow - before} of the last {step - since} steps were slow"
-            if not ask(self._plan._replace(reason=reason)):
+            if not ask(self._defaults._replace(reason=reason)):
                 self._seen.clear()
         self._seen.append((step, slow))

@@ -139,12 +139,12 @@ class StepScheduler:
         self.profiler = profiler(self._give_way)
         self._clock = clock
         self._max_ns = int(max_s * NS_PER_S)
-        self._plan = CaptureRequest("on_demand", 1)
+        self._request = CaptureRequest("on_demand", 1)
         self._abort = ""
 
-    def arm(self, plan: CaptureRequest, boundary: StepBoundary, thread: ProfiledThread) -> None:
+    def arm(self, request: CaptureRequest, boundary: StepBoundary, thread: ProfiledThread) -> None:
         """Arms a capture. Called by the service thread when idle."""
-        self._plan, self._boundary, self._thread = plan, boundary, thread
+        self._request, self._boundary, self._thread = request, boundary, thread
         self._abort, self._missing = "", list[str]()
         self._over = self._between = False
         self._open: list[tuple[int, Callable[[], object]]] = []
@@ -154,7 +154,7 @@ class StepScheduler:
         self.first_ns, self.first_number, self.begun_ns, self._ended_ns, self._within_ns = 0, NEXT, 0, 0, 0
         self.phase = CapturePhase.WAITING
         thread.intercept(self._on_edge)
-        if plan.at_once and get_ident() == thread.ident:
+        if request.at_once and get_ident() == thread.ident:
             self._contain(self._end_of_step)
             self._contain(self._begin_of_step)
 
@@ -181,7 +181,7 @@ class StepScheduler:
 
     def over(self) -> None:
         """Ends the capture of an epoch with the steps it has. Called by the training thread."""
-        if self._plan.at_once and self.phase not in (CapturePhase.IDLE, CapturePhase.DONE):
+        if self._request.at_once and self.phase not in (CapturePhase.IDLE, CapturePhase.DONE):
             if self._boundary.ended and get_ident() == self._thread.ident:
                 self._contain(self._end_of_step)
             self.abort("")
@@ -240,7 +240,7 @@ class StepScheduler:
         if self.phase is CapturePhase.ACTIVE:
             self._steps += 1
             self._end_step()
-            if self._steps >= self._plan.steps:
+            if self._steps >= self._request.steps:
                 self._finish()
 
     def _begin_of_step(self) -> None:
@@ -260,13 +260,13 @@ class StepScheduler:
     def _is_time(self) -> bool:
         """Returns whether to warm up for the step that begins now."""
         ahead = self._boundaries - 1
-        if self._plan.at_step == NEXT:
-            return ahead >= self._plan.wait
+        if self._request.at_step == NEXT:
+            return ahead >= self._request.wait
         if self.first_number == NEXT:
             return False
-        late = self.first_number + ahead - (self._plan.at_step - self._plan.warmup)
+        late = self.first_number + ahead - (self._request.at_step - self._request.warmup)
         if late > 0:  # other ranks may have captured the requested steps; different ones cannot be compared
-            self._abort = f"step {self._plan.at_step} had passed when this process was asked"
+            self._abort = f"step {self._request.at_step} had passed when this process was asked"
             self._finish()
         return late == 0
 
@@ -276,8 +276,8 @@ class StepScheduler:
             self._finish()
             return
         self.phase = CapturePhase.WARMUP
-        self._left = self._plan.warmup
-        self._missing = self.profiler.prepare(self._plan.options)
+        self._left = self._request.warmup
+        self._missing = self.profiler.prepare(self._request.options)
 
     def _end_step(self) -> None:
         while self._open:
@@ -310,7 +310,7 @@ class StepScheduler:
         if before in (CapturePhase.WARMUP, CapturePhase.ACTIVE):
             self._contain(self._stop, before is CapturePhase.WARMUP)
         self._result = Recorded(
-            self._plan, self._trace, self._steps, self.begun_ns, self._clock(),
+            self._request, self._trace, self._steps, self.begun_ns, self._clock(),
             self._abort, tuple(self._missing), self._within_ns,
         )  # fmt: skip
 

@@ -37,7 +37,7 @@ from tests.support.profiler import FakeProfiler, FakeTraining
 from tests.support.waiting import until
 
 SOURCES = [Instrumented(SourceKind.DATA, "train"), Instrumented(SourceKind.OPTIMIZER, "SGD")]
-PLAN = CaptureRequest("on_demand", 2, warmup=0)
+REQUEST = CaptureRequest("on_demand", 2, warmup=0)
 STEP_NS = 10_000_000
 FOUND = """
 import sys
@@ -72,7 +72,7 @@ class Run:
         )  # fmt: skip
         (folder / "rank0").mkdir()
         self.requests = RequestFolder(folder / "rank0", "secret")
-        self.endpoint = CaptureEndpoint(self.controller, PLAN, 0, self.requests, training=training)
+        self.endpoint = CaptureEndpoint(self.controller, REQUEST, 0, self.requests, training=training)
         self.steps(20)
 
     def loop(self) -> LoopState:
@@ -96,7 +96,7 @@ class Run:
             self.clock.tick(ms=5)
 
     def schedule(self, every: ProfilerEvery, **bounds: int) -> None:
-        planned = Schedule(every, PLAN._replace(trigger="schedule"), self.clock, **bounds)
+        planned = Schedule(every, REQUEST._replace(trigger="schedule"), self.clock, **bounds)
         self.endpoint.triggers.append(planned)
 
     def finish(self) -> Capture:
@@ -108,9 +108,9 @@ class Run:
             time.sleep(0.001)
         return self.captures[known]
 
-    def captured(self, plan: CaptureRequest = PLAN) -> Capture:
+    def captured(self, request: CaptureRequest = REQUEST) -> Capture:
         """The capture that is asked for now."""
-        assert self.controller.ask(plan) == ""
+        assert self.controller.ask(request) == ""
         return self.finish()
 
     def records(self) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
     """The record says what it is, months later."""
-    capture = run.captured(PLAN._replace(reason="why not"))
+    capture = run.captured(REQUEST._replace(reason="why not"))
 
     assert capture.error == capture.problem == ""
     with gzip.open(capture.file) as file:
@@ -140,9 +140,9 @@ def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
 
 def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
     """Two profilers at once crash the process."""
-    run.controller.ask(PLAN)
+    run.controller.ask(REQUEST)
     run.endpoint.poll()
-    assert run.controller.ask(PLAN) == ""
+    assert run.controller.ask(REQUEST) == ""
     run.finish()
     run.finish()
 
@@ -151,11 +151,11 @@ def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
 
 def test_captures_that_were_not_requested_keep_a_pause(run: Run) -> None:
     """A run whose steps are slow for an hour needs one capture, not sixty."""
-    slow = PLAN._replace(trigger="slow_step")
+    slow = REQUEST._replace(trigger="slow_step")
     run.captured(slow)
 
     assert "too recent" in run.controller.ask(slow)
-    assert run.controller.ask(PLAN) == ""
+    assert run.controller.ask(REQUEST) == ""
 
 
 def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
 def test_the_next_capture_is_as_long_as_the_first_has_shown_to_fit(tmp_path: Path) -> None:
     """The end of a capture costs training time with every byte."""
     run = Run(tmp_path, max_bytes=300)
-    size = run.captured(PLAN._replace(steps=1)).bytes
-    run.captured(PLAN._replace(steps=1000))
+    size = run.captured(REQUEST._replace(steps=1)).bytes
+    run.captured(REQUEST._replace(steps=1000))
 
     second = max(run.records(), key=lambda record: record["steps_recorded"])
     assert second["steps_recorded"] == 300 // size
@@ -219,7 +219,7 @@ def test_a_writing_process_that_is_killed_is_said(run: Run, monkeypatch: pytest.
 def test_old_captures_are_removed_and_pinned_ones_stay(tmp_path: Path) -> None:
     """The one that shows the bug must not be the one that goes."""
     run = Run(tmp_path, kept=2)
-    pinned = run.captured(PLAN._replace(pinned=True)).file
+    pinned = run.captured(REQUEST._replace(pinned=True)).file
     for _ in range(3):
         last = run.captured().file
 
@@ -252,7 +252,7 @@ def test_plain_traces_go_where_the_user_wants_them(tmp_path: Path) -> None:
 def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
     """The last capture of a run is the one of its end: the loop does not wait for it, and it must not be lost."""
     run = Run(tmp_path, analyze=("sh", "-c", f'sleep 0.3; exec {sys.executable} -c "$0" x "$1"', FOUND))
-    run.controller.ask(PLAN)
+    run.controller.ask(REQUEST)
     run.endpoint.poll()
     run.steps(5)
     run.controller.scheduler.abort("")
@@ -311,7 +311,7 @@ def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.
 def test_a_chosen_epoch_is_asked_for_until_it_is_accepted(run: Run) -> None:
     """Requests of others may fill the queue when it begins."""
     run.schedule(ProfilerEvery(epoch=(2,)))
-    assert [run.controller.ask(PLAN) for _ in range(2)] == ["", ""]
+    assert [run.controller.ask(REQUEST) for _ in range(2)] == ["", ""]
     run.epoch = 2
     run.endpoint.poll()
 
@@ -345,10 +345,10 @@ def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:
 def slow_steps(seen: list[tuple[int, int]]) -> list[CaptureRequest]:
     """What is asked for in a loop that is looked at in these steps, after so many slow ones."""
     wanted: list[CaptureRequest] = []
-    trigger = SlowSteps(PLAN)
+    trigger = SlowSteps(REQUEST)
 
-    def ask(plan: CaptureRequest) -> str:
-        wanted.append(plan)
+    def ask(request: CaptureRequest) -> str:
+        wanted.append(request)
         return ""
 
     for step, slow in seen:
@@ -399,7 +399,7 @@ def test_a_broken_request_is_thrown_away_and_said(
     run.endpoint.poll()
 
     assert len(caplog.records) == 1
-    assert run.controller.ask(PLAN) == ""
+    assert run.controller.ask(REQUEST) == ""
 
 
 @pytest.mark.parametrize("cause", ["folder", "link"])
@@ -436,9 +436,9 @@ def test_http_without_the_token_is_refused_with_the_place_where_it_is(run: Run, 
 
 def test_a_program_without_torch_is_not_captured(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Importing torch in the middle of a JAX program's loop would cost seconds, or fail."""
-    assert run.controller.ask(PLAN) == ""  # before that is known
+    assert run.controller.ask(REQUEST) == ""  # before that is known
     run.profiler.without = "no torch"
-    refused = run.controller.ask(PLAN)
+    refused = run.controller.ask(REQUEST)
     with caplog.at_level(logging.WARNING):
         run.endpoint.poll()
     run.steps(5)
@@ -598,8 +598,8 @@ def test_two_captures_that_wait_at_the_end_are_both_written(run: Run, epochs: Ep
 
 def test_a_request_for_which_no_step_came_is_said_at_the_end(run: Run) -> None:
     """It was accepted: an evaluation, or a loop that was over, must not swallow it. A schedule is no request."""
-    run.controller.ask(PLAN)
-    run.controller.ask(PLAN._replace(trigger="schedule", at_step=1000))
+    run.controller.ask(REQUEST)
+    run.controller.ask(REQUEST._replace(trigger="schedule", at_step=1000))
     run.controller.end(20)
 
     (record,) = run.records()
@@ -609,7 +609,7 @@ def test_a_request_for_which_no_step_came_is_said_at_the_end(run: Run) -> None:
 
 def test_a_step_that_the_end_cut_off_is_no_step_of_the_trace(run: Run) -> None:
     """Its range is shorter than a step: in a mean or a comparison it would be one of the steps."""
-    run.controller.ask(PLAN._replace(steps=50))
+    run.controller.ask(REQUEST._replace(steps=50))
     run.steps(1)
     run.endpoint.poll()
     run.steps(6)

@@ -54,11 +54,11 @@ class Replay:
             place=CaptureStore(folder, 0, max_bytes=1 << 20, kept=1 << 20, analyze=()),
         )  # fmt: skip
 
-    def go(self, plan: CaptureRequest, *, at_edge: int) -> Capture:
+    def go(self, request: CaptureRequest, *, at_edge: int) -> Capture:
         """The whole loop; the capture is asked for when ``at_edge`` edges have been written."""
         for at, word in enumerate(self.tape.codes):
             if at == at_edge:
-                assert self.controller.ask(plan) == ""
+                assert self.controller.ask(request) == ""
             self.clock.now_ns = self._times[at] - 1
             (self._see or (lambda code, write: write(code)))(word, self._unread.append)
             self.clock.now_ns += 1

@@ -50,10 +50,10 @@ class LoopState:
         self.scheduler = StepScheduler(self.profiler, clock=self.clock, max_s=max_s)
         self.rule = rule
 
-    def arm(self, steps: int = 2, **plan: Any) -> None:
+    def arm(self, steps: int = 2, **request: Any) -> None:
         thread = ProfiledThread(get_ident(), SOURCES, self.ring.intercept)
         self.scheduler.arm(
-            CaptureRequest("on_demand", steps, **{"warmup": 0, **plan}),
+            CaptureRequest("on_demand", steps, **{"warmup": 0, **request}),
             StepBoundary(self.rule, SOURCES),
             thread,
         )
@@ -228,7 +228,7 @@ def test_a_profiler_that_only_warmed_up_is_stopped_too() -> None:
     assert loop.recorded().trace is None
 
 
-@pytest.mark.parametrize(("plan", "steps", "end", "recorded", "problem"), [
+@pytest.mark.parametrize(("asked", "steps", "end", "recorded", "problem"), [
     # A schedule longer than the run still gives a trace.
     pytest.param({"steps": 100}, 4, lambda loop: loop.scheduler.abort(""), 2, "",
                  id="the end of a run leaves what there is"),
@@ -243,17 +243,17 @@ def test_a_profiler_that_only_warmed_up_is_stopped_too() -> None:
                  id="an epoch that ends early ends its capture"),
 ])  # fmt: skip
 def test_what_ends_a_capture_leaves_the_steps_before_it(
-    plan: dict[str, Any], steps: int, end: Callable[[LoopState], None], *, recorded: int, problem: str
+    asked: dict[str, Any], steps: int, end: Callable[[LoopState], None], *, recorded: int, problem: str
 ) -> None:
     """Ours ends on the spot, with a trace of what there was."""
     loop = LoopState()
-    loop.arm(**plan)
+    loop.arm(**asked)
     loop.steps(steps)
     end(loop)
 
     assert loop.profiler.log[-1] == "stop"
     found = loop.recorded()
-    assert (found.steps, found.problem, found.plan.steps) == (recorded, problem, plan["steps"])
+    assert (found.steps, found.problem, found.request.steps) == (recorded, problem, asked["steps"])
     assert found.trace is not None
     assert loop.scheduler.phase is CapturePhase.IDLE
 
