@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.agent.messages import CAPTURES_OFF
 from otel_train.agent.reports import has_automatic_captures
 from otel_train.datamodel import system_clock
 from otel_train.recording.events import LoopState
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from otel_train.profiler.endpoint import Capturing, EpochCaptures, NoEpochCaptures
     from otel_train.profiler.flops import FlopCount
     from otel_train.profiler.step_schedule import ProfiledThread
-
-OFF = "captures are off, or there is no run directory to write to"
 
 STOP_S = 1.0
 """A session that another thread closes waits so long for the training thread to end the count of a step."""
@@ -78,13 +77,15 @@ class RankCaptures:
         from otel_train.profiler.endpoint import EpochCaptures, NoEpochCaptures
 
         capturing = self.set_up()
-        return NoEpochCaptures(OFF) if capturing is None else EpochCaptures(capturing, self._accounted)
+        return (
+            NoEpochCaptures(CAPTURES_OFF) if capturing is None else EpochCaptures(capturing, self._accounted)
+        )
 
     def capture(self, request: dict[str, Any]) -> str:
         """See ``Session.capture``."""
         capturing = self.set_up()
         if capturing is None:
-            return OFF
+            return CAPTURES_OFF
         if not self.follows or self.account.loop.rule is None:  # what is known may be old
             with self._accounted():
                 pass

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.lazy_components import LazyComponents
-from otel_train.agent.messages import Hello, OomKills, Opened, Request, Response
+from otel_train.agent.messages import CAPTURES_OFF, Hello, OomKills, Opened, Request, Response
 from otel_train.agent.process import BUSY_S, AgentConnection, start_of_job
 from otel_train.agent.reports import PAUSE_S, ReportBuilder
 from otel_train.config.settings import CODE, TRACKERS
@@ -446,11 +446,11 @@ class AgentClient:
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
         capturing = self.components.captures.set_up_now()
-        return (404, {"error": "captures are off"}) if capturing is None else capturing.post(body)
+        return (404, {"error": CAPTURES_OFF}) if capturing is None else capturing.post(body)
 
     def _do_alert(self, name: str) -> str:
         capturing = self.components.captures.set_up_now()
-        return "captures are off" if capturing is None else capturing.ask_by_alert(name)
+        return CAPTURES_OFF if capturing is None else capturing.ask_by_alert(name)
 
     def _do_request(self, document: object) -> None:
         self.components.captures.account.request = document

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 LOGGED_VALUES: Final = "logged values"
 """Component of faults in logged values, timers and callbacks, in the rank and in the agent."""
 
+CAPTURES_OFF: Final = "captures are off, or there is no run directory to write to"
+"""Why a capture is refused, in the rank and in the agent."""
+
 FOLDER: Final = "OTEL_TRAIN_LAUNCH"
 """Names the launcher's private folder to the programs below it. It is gone when the launcher ends."""
 

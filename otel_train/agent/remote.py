@@ -15,7 +15,7 @@ import numpy as np
 
 from otel_train.accounting.device_times import DevicePairs
 from otel_train.accounting.types import TRAIN, StepSource
-from otel_train.agent.messages import RankState
+from otel_train.agent.messages import CAPTURES_OFF, RankState
 from otel_train.config.validation import variable_of
 from otel_train.datamodel import Outcomes, Pace
 from otel_train.files import parse_json, read_bytes, replace_text
@@ -270,7 +270,7 @@ class RemoteCaptures:
     def post(self, body: bytes, token: str) -> tuple[int, object]:
         """Handles a ``POST /capture``; the rank answers one with the right token."""
         if not self._on:
-            return 404, {"error": "captures are off"}
+            return 404, {"error": CAPTURES_OFF}
         refusal = self.folder.refusal(token)
         if refusal:
             return 401, {"error": refusal}
