@@ -10,7 +10,7 @@ from otel_train import catalog as c
 from otel_train.accounting.types import TRAIN
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.catalog import PHASES
-from otel_train.datamodel import NS_PER_S, Snapshot, system_clock
+from otel_train.datamodel import NS_PER_S, Snapshot
 from otel_train.distributed.export_profile import REDUCED_EVENTS, REDUCED_METRICS, profile_of
 from otel_train.instrumentation.logged_values import UserEvent, Value
 
@@ -76,8 +76,8 @@ class MetricReader:
             c.Emit.NODE: info.local_rank == 0,
         }
 
-    def snapshot(self, at_ns: int | None = None) -> Snapshot:
-        """Returns every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
+    def snapshot(self, now_ns: int) -> Snapshot:
+        """Returns every metric of this process; ``now_ns`` is on the monotonic clock."""
         reduced = self._profile.reduced
         builder = MetricBuilder(
             self._emitters.__getitem__,
@@ -89,9 +89,6 @@ class MetricReader:
         self._sources.process.write(builder)
         self._sources.accelerators.write(builder)
         self._sources.hardware.write(builder)
-        now_ns = system_clock() if at_ns is None else at_ns
-        if at_ns is None:
-            self._run.follow_system_clock()
         self._write_run(builder)
         self._sources.watch.write(builder, self._run_metrics.loaders, self._sources.process.rss_of)
         self._write_throughput(builder)

@@ -201,6 +201,7 @@ class ExportLoop:
         try:
             if not self._run.closed:
                 with self.guard:
+                    self._run.follow_system_clock()
                     return self._snapshot()
             return None
         finally:
@@ -408,8 +409,8 @@ class AgentService:
         run, recording, tuned = self.run, self._recording, self._config.tuned()
         values_guard, summary_guard = Guard(LOGGED_VALUES), Guard("summary")
         loop = ExportLoop(
-            recording.rings, run, snapshot=self._reporter.snapshot, clock=recording.rings.run_clock,
-            every_s=tuned.poll_interval_s
+            recording.rings, run, snapshot=lambda: self._reporter.snapshot(system_clock()),
+            clock=recording.rings.run_clock, every_s=tuned.poll_interval_s
         )  # fmt: skip
         loop.advance = self._advance
         # What accounting needs. A step is judged when it is read: what was logged in it must be known by then.

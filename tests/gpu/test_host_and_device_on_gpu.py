@@ -14,7 +14,7 @@ import otel_train
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors.hardware import HardwareReader
-from otel_train.datamodel import Point
+from otel_train.datamodel import Point, system_clock
 from otel_train.instrumentation.manager import cuda_driver
 from otel_train.instrumentation.optimizer import ScaledUpdates
 from otel_train.session import Session
@@ -52,7 +52,7 @@ def stage_of(summary: dict[str, Any], name: str) -> dict[str, Any]:
 
 def moved(session: Session) -> dict[tuple[str, ...], float]:
     """Bytes by direction and device, as they are published."""
-    families = inside(session).service._reporter.snapshot().families
+    families = inside(session).service._reporter.snapshot(system_clock()).families
     points = [point for family in families if family.metric is c.ACCELERATOR_IO for point in family.points]
     return {
         tuple(str(value) for value in dict(point.attributes).values()): point.value
