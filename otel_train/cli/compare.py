@@ -97,7 +97,7 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     heads += right("95 %", interval) if interval else ""
     yield page.line(pad("mean of", column) + heads, "dim")
     for row in rows[:_ROWS]:
-        yield page.line(_row(page, row, column), _STYLES.get(row["conclusion"], ""))
+        yield page.line(_row(page, row, column, interval), _STYLES.get(row["conclusion"], ""))
     if len(rows) > _ROWS:
         yield page.line(f"and {len(rows) - _ROWS} more with --json", "dim")
     yield ""
@@ -115,13 +115,13 @@ def _dim(page: TextLayout, text: str) -> Iterator[str]:
     return (page.line(line, "dim") for line in page.prose(text, indent=2))
 
 
-def _row(page: TextLayout, row: Mapping[str, Any], column: int) -> str:
+def _row(page: TextLayout, row: Mapping[str, Any], column: int, interval: int) -> str:
     before, after = (row[key]["mean"] for key in ("before", "after"))
-    interval = ABSENT if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
-    interval = "" if page.is_narrow else right(interval, _INTERVAL)
     ratio = ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}"
-    values = right(duration(before), _VALUE) + right(duration(after), _VALUE)
-    return pad(page.safe(row["name"]), column) + values + right(ratio, _RATIO) + interval
+    values = right(duration(before), _VALUE) + right(duration(after), _VALUE) + right(ratio, _RATIO)
+    if interval:
+        values += right(ABSENT if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}", interval)
+    return pad(page.safe(row["name"]), column) + values
 
 
 def _quantiles(page: TextLayout, step: Mapping[str, Any]) -> Iterator[str]:
