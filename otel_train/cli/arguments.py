@@ -36,7 +36,7 @@ LARGE_BYTES = 100 << 20
 _EVERY_S = 0.2
 
 
-def is_trace(target: str) -> bool:
+def names_a_file(target: str) -> bool:
     """Returns whether a file is named, and no run; a RunDirectoryError for a pipe or a device."""
     path = Path(target)
     if not path.exists() and path.suffix in (".json", ".gz"):
@@ -51,7 +51,7 @@ def is_trace(target: str) -> bool:
 def chosen(targets: Sequence[str], run_dir: str) -> list[Path]:
     """Returns the trace files that are named; of a run (the newest one without a name), the newest capture of every rank."""
     files = [Path(target) for target in targets]
-    if files and all(map(is_trace, targets)):
+    if files and all(map(names_a_file, targets)):
         return files
     if len(targets) > 1:
         missing = next(file for file in files if not file.is_file())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.cli import complain, print_json
 from otel_train.cli.arguments import (
     add_run_dir,
-    is_trace,
+    names_a_file,
     one_rank,
     print_earlier_trainings,
     read_all,
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _side(target: str, args: argparse.Namespace) -> Side:
-    if is_trace(target):
+    if names_a_file(target):
         [trace] = read_all([Path(target)])
         return side_of_trace(summarize(trace, most=50), name=target)
     _, folder = one_rank(target, args)

@@ -13,7 +13,7 @@ from otel_train.console import text
 from otel_train.console.summary import state_badge
 from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
 from otel_train.datamodel import FLIGHT_FILE
-from otel_train.distributed.hang import HangSuspect, common_place, compare, ended_first, is_unheard
+from otel_train.distributed.hang import HangSuspect, common_place, ended_first, is_unheard, suspects_after
 from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.files import has_ended, whole
 from otel_train.rundata.flight import read_postmortem
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     found, code = arguments.read_ranks(args, FLIGHT_FILE, read_postmortem, is_slow=True)
     reports = list(found.values())
     records = records_below(next(iter(found)).parent)
-    named = compare(reports)
+    named = suspects_after(reports)
     for report in reports:
         report["captures"] = [each for each in records if each.get("rank") == report["rank"]]
         report["suspect"] = report["rank"] in {suspect.rank for suspect in named}

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         module, words = "".join(args.module[:1]), args.module[1:]
     else:
         module, words = None, args.program[1:] if args.program[:1] == ["--"] else args.program
-    return runner.end_like(launched(words, settings_of(args), module=module))
+    return runner.end_like(launched(words, environment_of(args), module=module))
 
 
 def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str | None = None) -> int:
@@ -157,7 +157,7 @@ def _refuse_wrong(given: Mapping[str, str], by_name: Sequence[str]) -> None:
             raise ConfigError(wrong.problem.replace(variable_of(name), option))
 
 
-def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
+def environment_of(args: argparse.Namespace) -> Mapping[str, str]:
     """Returns the environment variables for the given options."""
     options = (*OPTIONS, *FORMER_OPTIONS)
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     root, only = _chosen(args.runs)
     sock = server.listen(args.host, args.port)
-    address = server.address_of(sock)
+    address = server.browser_url(sock)
     print(printable(f"{only or root} at {address}"), flush=True)
     if args.port and sock.getsockname()[1] != args.port:
         complain(f"port {args.port} is taken")

@@ -144,7 +144,7 @@ def ended_first(
     return (first, second, before_s) if before_s else None
 
 
-def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
+def suspects_after(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
     """Returns the ranks that the others waited for, from post-mortems of one attempt, one per rank; ranks that vanished first."""
     attempts = {document["attempt"] for document in documents}
     if len(documents) <= 1 or len(attempts) > 1:

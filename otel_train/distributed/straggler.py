@@ -169,7 +169,7 @@ class Stragglers:
         self._begun = dict(warm)
 
     def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
-        window = compare(begun, now, shown=[excess.rank for excess in self.top])
+        window = window_between(begun, now, shown=[excess.rank for excess in self.top])
         if window is None:  # ranks waited for one that evaluated or saved: neither for nor against
             return
         self.spread, self.top, candidate, together = window
@@ -183,7 +183,7 @@ class Stragglers:
         self.slow = _repeated(self._streak, [report.host for report in now.values()])
 
 
-def compare(
+def window_between(
     begun: Mapping[int, RankReport], now: Mapping[int, RankReport], *, shown: Sequence[int] = ()
 ) -> Window | None:
     """Evaluates one window, from the reports of the same ranks at its start and end.

@@ -14,7 +14,7 @@ from otel_train import catalog as c
 from otel_train.datamodel import NS_PER_S, MetricFamily, Point, Snapshot, Span
 from otel_train.doctor import checks
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, CheckResult
-from otel_train.doctor.endpoint import settings_of, skew
+from otel_train.doctor.endpoint import settings_with_targets, skew
 from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_transport import OtlpTransport
@@ -96,7 +96,7 @@ def check_end_to_end(
 ) -> Iterator[CheckResult]:
     """Sends a probe and checks that it arrives."""
     try:
-        settings = settings_of(environ, endpoint, wanted=wanted)
+        settings = settings_with_targets(environ, endpoint, wanted=wanted)
     except ConfigError:
         return  # reported by the endpoint's check
     probe = Probe()

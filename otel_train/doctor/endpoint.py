@@ -78,7 +78,7 @@ _NO_CERTIFICATE: Final = (
 )
 
 
-def settings_of(
+def settings_with_targets(
     environ: Mapping[str, str], endpoint: str = "", *, wanted: bool = False
 ) -> OtlpSettings | None:
     """Returns what is sent, and how; None if nothing is."""
@@ -103,7 +103,7 @@ def check_endpoint(
 ) -> Iterator[CheckResult]:
     """Checks for every address whether it accepts an empty request, its TLS, and its clock."""
     try:
-        settings = settings_of(environ, endpoint, wanted=wanted)
+        settings = settings_with_targets(environ, endpoint, wanted=wanted)
     except ConfigError as error:
         yield CheckResult(PROBLEM, str(error), "correct the variable it names")
         return

@@ -155,7 +155,7 @@ class RunDirectory:
         self._lease = RankLease.acquire(self.path / f"rank{self.rank}.lock", owner)
         if self._lease is None:
             return False
-        state, over = state_of(self.rank_path), self._lease.closed_here
+        state, over = state_in_summary(self.rank_path), self._lease.closed_here
         if known <= self._previous_attempt() and (state == "finished" or (state and over)):
             self._archive_training()
         self.training = 1 + len(earlier_trainings(self.path, self.rank))
@@ -316,7 +316,7 @@ def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
     return [path for path in found if rank is None or is_folder(path / f"rank{rank}")]
 
 
-def state_of(rank_dir: Path) -> str:
+def state_in_summary(rank_dir: Path) -> str:
     """Returns the end state in a rank's ``summary.json``; "" if there is none."""
     try:
         return str(read_json(rank_dir / SUMMARY_FILE).get("state") or "")
@@ -333,7 +333,7 @@ def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
 
     None if there was none (it is negative), if it had finished (then no time was lost), or if its file does not say.
     """
-    if previous < 0 or state_of(rank_dir) == "finished":
+    if previous < 0 or state_in_summary(rank_dir) == "finished":
         return None
     try:
         flight = read_flight(rank_dir / f"flight-{previous}.bin")

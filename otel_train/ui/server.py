@@ -237,7 +237,7 @@ class PageServer(Server):
         await super().shutdown(sockets)
 
 
-def address_of(sock: socket.socket) -> str:
+def browser_url(sock: socket.socket) -> str:
     """Returns what to type into a browser."""
     host, port = sock.getsockname()[:2]
     place = ipaddress.ip_address(host)

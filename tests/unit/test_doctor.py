@@ -361,7 +361,7 @@ def test_a_token_that_would_leave_this_machine_in_the_clear_is_a_warning() -> No
     """Whoever reads the network reads the token. Loopback is not on the network."""
     with http_receiver() as receiver:
         near = looked_at(receiver.endpoint, OTEL_EXPORTER_OTLP_HEADERS="authorization=x")
-        settings = endpoint.settings_of({"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})
+        settings = endpoint.settings_with_targets({"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})
         assert settings is not None
         [(signal, place)] = endpoint.endpoints(settings)
         # 0.0.0.0 reaches this machine by an address that is not loopback's.

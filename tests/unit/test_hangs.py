@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from otel_train.aggregation.run_state import UNKNOWN
 from otel_train.datamodel import Anchor
-from otel_train.distributed.hang import compare, suspects
+from otel_train.distributed.hang import suspects, suspects_after
 from otel_train.distributed.rank_report import RankReport, decode, encode, rank_report
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
@@ -145,7 +145,7 @@ def test_the_rank_that_hangs_is_named_wherever_it_hangs_and_never_one_that_waits
         found = [
             [one.rank for one in named]
             for two in (2, 4)
-            for named in (suspects(dict([*reports.items()][:two]), {}), compare(left[:two]))
+            for named in (suspects(dict([*reports.items()][:two]), {}), suspects_after(left[:two]))
         ]
         if found != ([[]] * 4 if hangs == waits else [[1], [1], [1, 3], [1, 3]]):
             wrong.append((hangs - step * each, found))

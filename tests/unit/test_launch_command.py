@@ -64,7 +64,7 @@ def test_options_are_settings_and_any_setting_is_an_option() -> None:
     args = parsed("--run-name", "a b", "--no-summary", "--no-prometheus", "--endpoint", "http://c:4318",
                   "--config", "a.yaml", "--set", "export_interval_s=5", "--set", "run_dir=x=y", "train.py")  # fmt: skip
 
-    assert run_command.settings_of(args) == {
+    assert run_command.environment_of(args) == {
         "OTEL_TRAIN_RUN_NAME": "a b", "OTEL_TRAIN_CONSOLE": "false", "OTEL_TRAIN_PROMETHEUS": "false",
         "OTEL_TRAIN_EXPORT_INTERVAL_S": "5", "OTEL_TRAIN_RUN_DIR": "x=y",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRAIN_CONFIG": "a.yaml",
@@ -73,9 +73,9 @@ def test_options_are_settings_and_any_setting_is_an_option() -> None:
 
 def test_the_former_name_of_an_option_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     """Until version 0.2, for scripts that have it."""
-    assert run_command.settings_of(parsed("--no-card", "train.py")) == {"OTEL_TRAIN_CONSOLE": "false"}
+    assert run_command.environment_of(parsed("--no-card", "train.py")) == {"OTEL_TRAIN_CONSOLE": "false"}
     assert "is now --no-summary" in capsys.readouterr().err
-    assert run_command.settings_of(parsed("train.py")) == {}
+    assert run_command.environment_of(parsed("train.py")) == {}
 
 
 def test_a_script_is_run_by_this_interpreter_and_a_command_as_it_is(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from otel_train.cli.postmortem import render_overview, sentence
 from otel_train.console.text import TextLayout
-from otel_train.distributed.hang import compare
+from otel_train.distributed.hang import suspects_after
 
 
 def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str,
 
 
 def named(*reports: dict[str, Any]) -> list[tuple[int, str]]:
-    return [(suspect.rank, suspect.stage) for suspect in compare(reports)]
+    return [(suspect.rank, suspect.stage) for suspect in suspects_after(reports)]
 
 
 def test_the_rank_that_was_behind_is_named() -> None:
@@ -33,7 +33,7 @@ def test_the_rank_that_was_behind_is_named() -> None:
 
 def test_the_rank_that_vanished_is_named_before_those_that_failed_after_it() -> None:
     """They failed because it was gone."""
-    (suspect,) = compare([rank(0, state="failed"), rank(1, "forward"), rank(2, state="terminated")])
+    (suspect,) = suspects_after([rank(0, state="failed"), rank(1, "forward"), rank(2, state="terminated")])
 
     assert (suspect.rank, suspect.stage, suspect.silent) == (1, "forward", True)
 
@@ -48,7 +48,7 @@ def test_ranks_that_were_killed_together_are_compared_by_their_place() -> None:
 
 def test_the_rank_that_its_agent_saw_killed_vanished() -> None:
     """The out-of-memory killer took it; the others failed in the next collective operation, in the same place."""
-    (suspect,) = compare([rank(0, state="failed"), rank(1, state="killed"), rank(2, state="failed")])
+    (suspect,) = suspects_after([rank(0, state="failed"), rank(1, state="killed"), rank(2, state="failed")])
 
     assert (suspect.rank, suspect.silent) == (1, True)
 
@@ -67,7 +67,7 @@ def test_a_rank_that_was_killed_after_others_had_failed_did_not_vanish() -> None
     waited: dict[str, Any] = {"state": "failed", "ended_unix_s": 40.0}
     ranks = [rank(0, **waited), rank(1, "data", state="killed", ended_unix_s=70.0), rank(2, **waited)]
 
-    (suspect,) = compare(ranks)
+    (suspect,) = suspects_after(ranks)
     assert (suspect.rank, suspect.stage, suspect.silent) == (1, "data", False)
 
 
@@ -76,7 +76,7 @@ def test_a_rank_whose_death_its_agent_noticed_late_vanished_first() -> None:
     failed = rank(0, state="failed", ended_unix_s=40.0, quiet_seconds=0.1)
     killed = rank(1, state="killed", ended_unix_s=40.4, quiet_seconds=0.2)
 
-    (suspect,) = compare([failed, killed])
+    (suspect,) = suspects_after([failed, killed])
     assert (suspect.rank, suspect.silent) == (1, True)
     assert "Nothing tells" in sentence([], [failed, killed | {"state": "terminated"}])
 
@@ -94,7 +94,7 @@ def test_the_ranks_of_a_host_that_lost_its_power_are_named_while_the_others_wait
     assert named(*ranks, rank(4, **NODE_B)) == [(2, "other"), (3, "backward"), (4, "backward")]
     for later in ({"alive": False, "state": "killed", "ended_unix_s": 160.0}, {"alive": None}):
         assert named(*(each | later for each in ranks[:2]), *ranks[2:]) == [(2, "other"), (3, "backward")]
-    assert sentence(compare(ranks), ranks) == (
+    assert sentence(suspects_after(ranks), ranks) == (
         "Ranks 2, 3 on node-b are silent since 00:00:40 UTC, and the others went no further: that host or container is gone, or "
         "cut off from the run directory. Rank 2 was between two stages, step 7."
     )
@@ -138,7 +138,7 @@ def test_a_rank_that_was_killed_vanished_wherever_its_directory_is_read() -> Non
     killed = rank(1, alive=None, state="killed", ended_unix_s=40.5)
 
     assert named(failed, killed) == [(1, "backward")]
-    assert "Rank 1 vanished" in sentence(compare([failed, killed]), [failed, killed])
+    assert "Rank 1 vanished" in sentence(suspects_after([failed, killed]), [failed, killed])
 
 
 REPORTED = {
@@ -208,7 +208,7 @@ def test_the_page_names_the_suspect_in_a_sentence_and_marks_its_line() -> None:
     """Read at three in the morning."""
     reports = [rank(0), rank(1, "data")]
     page = TextLayout(100, color=False, unicode=False)
-    text = render_overview(page, reports, compare(reports))
+    text = render_overview(page, reports, suspects_after(reports))
 
     assert "Rank 1 held the run up, in stage data of loader train, step 7" in text
     assert len([line for line in text.splitlines() if "gone" in line]) == 2
@@ -218,23 +218,23 @@ def test_ranks_that_all_stand_still_in_one_place_are_said_to_do_so() -> None:
     """The network between two hosts is gone: nothing tells one rank from the others, but the place is known."""
     ranks = [rank(0, alive=True), rank(1, alive=True, quiet_seconds=8.0)]
 
-    assert sentence(compare(ranks), ranks).startswith(
+    assert sentence(suspects_after(ranks), ranks).startswith(
         "No rank is behind: all 2 were in stage backward, step 7, for 8.00 s. A collective"
     )
     finished = [each | {"state": "finished"} for each in ranks]
-    assert sentence(compare(finished), finished) == "All 2 ranks finished."
+    assert sentence(suspects_after(finished), finished) == "All 2 ranks finished."
     unknown = "Nothing tells one rank from the others"
     going_on = [ranks[0], rank(1, alive=True, quiet_seconds=0.1)]
-    assert sentence(compare(going_on), going_on).startswith(unknown)
+    assert sentence(suspects_after(going_on), going_on).startswith(unknown)
     of_three = [each | {"world_size": 3} for each in ranks]
-    assert sentence(compare(of_three), of_three).startswith(unknown)
+    assert sentence(suspects_after(of_three), of_three).startswith(unknown)
 
 
 def test_equal_ranks_of_a_large_run_share_a_line() -> None:
     """The page had one line for each of a thousand ranks; the one that differs was to be found among them."""
     every = [rank(each, "data" if each == 512 else "backward") for each in range(1024) if each != 700]
     page = TextLayout(100, color=False, unicode=False)
-    lines = render_overview(page, every, compare(every)).splitlines()
+    lines = render_overview(page, every, suspects_after(every)).splitlines()
 
     assert [line.split() for line in lines[-5:] if line.strip()] == [
         [ranks, "gone", "7", stage, "train"]
@@ -260,26 +260,32 @@ def test_the_sentence_says_what_is_known_and_no_more() -> None:
     assert sentence([], []).startswith("Nothing tells one rank from the others")
     ranks = [rank(0, state="failed"), rank(1, "forward")]
     assert "Rank 1 vanished, in stage forward, step 7: killed, out of memory" in sentence(
-        compare(ranks), ranks
+        suspects_after(ranks), ranks
     )
     ranks[1]["end_cause"] = "OOM kill"
-    assert "Rank 1 vanished, in stage forward, step 7: OOM kill. The" in sentence(compare(ranks), ranks)
+    assert "Rank 1 vanished, in stage forward, step 7: OOM kill. The" in sentence(
+        suspects_after(ranks), ranks
+    )
     failed = {"state": "failed", "end_cause": "ValueError: no"}
     all_failed = [rank(0, **failed, ended_unix_s=12.5), rank(1, **failed, ended_unix_s=12.0)]
     assert (
-        sentence(compare(all_failed), all_failed)
+        sentence(suspects_after(all_failed), all_failed)
         == "Rank 1 failed first, 500 ms before rank 0 failed: ValueError: no."
     )
     all_failed[1] |= {"state": "terminated", "end_cause": "SIGTERM"}
     assert "Rank 1 was terminated first, 500 ms before rank 0 failed: SIGTERM." in sentence([], all_failed)
     all_failed[0]["host"] = "another"
-    assert sentence(compare(all_failed), all_failed).startswith("Nothing tells one rank from the others")
+    assert sentence(suspects_after(all_failed), all_failed).startswith(
+        "Nothing tells one rank from the others"
+    )
     between = [rank(0), rank(1, None, step=6, after="optimizer")]
-    assert sentence(compare(between), between).startswith(
+    assert sentence(suspects_after(between), between).startswith(
         "Rank 1 held the run up, between two stages, step 6"
     )
-    several = compare([rank(0), rank(1, "data"), rank(2, "data"), rank(3)])
-    many = compare([*(rank(each) for each in range(9)), *(rank(each, "data") for each in range(9, 16))])
+    several = suspects_after([rank(0), rank(1, "data"), rank(2, "data"), rank(3)])
+    many = suspects_after(
+        [*(rank(each) for each in range(9)), *(rank(each, "data") for each in range(9, 16))]
+    )
     assert sentence(many, []).startswith("Ranks 9-15 held the run up; rank 9")
     assert sentence(several, []).startswith(
         "Ranks 1, 2 held the run up; rank 1 in stage data of loader train"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from otel_train.distributed.rank_report import NAMED, RankReport
-from otel_train.distributed.straggler import Straggler, Stragglers, compare, finding, windows_needed
+from otel_train.distributed.straggler import Straggler, Stragglers, finding, window_between, windows_needed
 from tests.support.rank_reports import later, report, world
 
 FAIR = {"data": 0.001, "forward": 0.010, "backward": 0.020, "optimizer": 0.001, "other": 0.001}
@@ -141,7 +141,10 @@ def test_the_window_in_which_the_first_device_time_comes_is_left_out() -> None:
     """Its device time would be that of all steps before, of one rank."""
     job = Job(2, barrier="backward")
     job.window(LAUNCHED, LAUNCHED, on_device=[BUSY, None])
-    assert compare(job.now, {rank: later(each, 10, LAUNCHED, BUSY) for rank, each in job.now.items()}) is None
+    assert (
+        window_between(job.now, {rank: later(each, 10, LAUNCHED, BUSY) for rank, each in job.now.items()})
+        is None
+    )
 
 
 def test_a_rank_is_named_only_when_luck_would_not_have_picked_it_so_often() -> None:
@@ -309,4 +312,4 @@ def test_without_time_there_is_no_window() -> None:
     """Ranks that count steps and show no stage cannot be compared."""
     begun: dict[int, RankReport] = world(2)
 
-    assert compare(begun, {rank: later(before, 10, {}) for rank, before in begun.items()}) is None
+    assert window_between(begun, {rank: later(before, 10, {}) for rank, before in begun.items()}) is None

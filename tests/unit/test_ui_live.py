@@ -31,7 +31,7 @@ from otel_train.rundata.liveness import QUIET_S, liveness
 from otel_train.rundata.metrics_history import MOST_MOMENTS, MetricsHistory
 from otel_train.testing import FakeClock
 from otel_train.ui.pages import overview
-from otel_train.ui.server import PageServer, address_of, has_screen, listen
+from otel_train.ui.server import PageServer, browser_url, has_screen, listen
 from tests.support.command_line import Cli
 from tests.support.flight import PrivateMemory
 from tests.support.left_run import MS, leave_run, say_summary
@@ -423,7 +423,7 @@ def test_a_port_that_is_taken_gives_way_to_the_next() -> None:
             pytest.skip("the system gave a port at the very end")
         with listen("127.0.0.1", port) as second:
             assert second.getsockname()[1] > port
-            assert address_of(second) == f"http://127.0.0.1:{second.getsockname()[1]}/"
+            assert browser_url(second) == f"http://127.0.0.1:{second.getsockname()[1]}/"
 
 
 def test_only_this_machine_can_ask_by_default() -> None:
@@ -437,10 +437,10 @@ def test_only_this_machine_can_ask_by_default() -> None:
 def test_an_address_is_one_to_type() -> None:
     """0.0.0.0 is none, and colons need brackets."""
     with listen("0.0.0.0", 0) as sock:
-        assert address_of(sock).startswith("http://127.0.0.1:")
+        assert browser_url(sock).startswith("http://127.0.0.1:")
     if socket.has_ipv6:
         with listen("::1", 0) as sock:
-            assert address_of(sock).startswith("http://[::1]:")
+            assert browser_url(sock).startswith("http://[::1]:")
 
 
 @pytest.mark.parametrize(
