@@ -14,7 +14,8 @@ from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import is_folder, read_json
 from otel_train.profiler.storage import is_trace
 from otel_train.rundata.files import MOST_FILES, files_of, has_postmortem, number, text, whole
-from otel_train.ui.charts import escape, lines
+from otel_train.ui import escape
+from otel_train.ui.charts import lines
 from otel_train.ui.components import address, finding, flame_graph, moment, section, share_bar, table, texts
 
 if TYPE_CHECKING:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import math
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, TypeVar
 
-from otel_train.safety import printable
+from otel_train.ui import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,11 +32,6 @@ _LEAST_HOLE = 1 / 800
 """Of the whole: one pixel."""
 
 T = TypeVar("T")
-
-
-def escape(text: str) -> str:
-    """Returns a text as HTML; what would hide or reorder the text around it shows as its escape, such as that of U+202E."""
-    return html.escape(printable(text, most=len(text), lines=True))
 
 
 def color_of(name: str, place: int) -> str:

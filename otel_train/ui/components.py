@@ -12,7 +12,8 @@ from urllib.parse import quote, urlencode
 from otel_train.console.text import ABSENT, duration, percent
 from otel_train.datamodel import RANGE_PREFIX
 from otel_train.rundata.files import FOREIGN
-from otel_train.ui.charts import color_of, escape
+from otel_train.ui import escape
+from otel_train.ui.charts import color_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

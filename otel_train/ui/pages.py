@@ -15,8 +15,9 @@ from otel_train.rundata.alerts import facts_of
 from otel_train.rundata.files import mapping, number, text, whole
 from otel_train.rundata.live_view import state_of
 from otel_train.rundata.liveness import written_until
+from otel_train.ui import escape
 from otel_train.ui.captures import artifacts, capture_analysis, captures_table
-from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, escape, held, lines
+from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, held, lines
 from otel_train.ui.components import (
     address,
     asset,
