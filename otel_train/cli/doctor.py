@@ -92,15 +92,16 @@ def run_all_checks(
     """Makes all checks, in the order in which telemetry depends on them; ``wait_s=0`` sends nothing."""
     config = resolve(environ=environ).config
     wanted = config.otlp == "on"
-    ours = environment.installed_version("otel-train")
-    run_directory = partial(environment.check_run_directory, config, version=ours)
+    machine = environment.Machine()
+    run_directory = partial(environment.check_run_directory, config, machine)
+    machinery = partial(environment.check_machine, config, environ, machine)
     asked = partial(endpoint.check_endpoint, environ, endpoint_url, wanted=wanted)
     found = checks.run(
         [
-            Check(environment.PACKAGES, environment.check_packages, LOCAL_WITHIN_S),
+            Check(environment.PACKAGES, partial(environment.check_packages, machine), LOCAL_WITHIN_S),
             Check(environment.SETTINGS, partial(environment.check_settings, environ), LOCAL_WITHIN_S),
             Check(environment.RUNS, run_directory, LOCAL_WITHIN_S),
-            Check(environment.MACHINE, partial(environment.check_machine, config, environ), LOCAL_WITHIN_S),
+            Check(environment.MACHINE, machinery, LOCAL_WITHIN_S),
             Check(endpoint.AREA, asked, ENDPOINT_WITHIN_S),
         ]
     )

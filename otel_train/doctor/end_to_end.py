@@ -91,8 +91,7 @@ def check_end_to_end(
     *,
     endpoint: str = "",
     wanted: bool = False,
-    wait_s: float = 30.0,
-    sleep: Callable[[float], None] = time.sleep,
+    wait_s: float,
 ) -> Iterator[CheckResult]:
     """Sends a probe and checks that it arrives."""
     try:
@@ -110,7 +109,7 @@ def check_end_to_end(
             yield finding
             if finding.state == OK:
                 sent.add(signal)
-    yield from _wait(probe, places, sent, wait_s=wait_s, sleep=sleep)
+    yield from _wait(probe, places, sent, wait_s=wait_s)
 
 
 def _send(
@@ -134,9 +133,7 @@ def _send(
         transport.close()
 
 
-def _wait(
-    probe: Probe, places: ProbeTargets, sent: set[str], *, wait_s: float, sleep: Callable[[float], None]
-) -> Iterator[CheckResult]:
+def _wait(probe: Probe, places: ProbeTargets, sent: set[str], *, wait_s: float) -> Iterator[CheckResult]:
     missing: dict[str, Callable[[], bool]] = {}
     for place, url in places.urls.items():
         healthy = checks.get(f"{url}{_HEALTH[place]}")
@@ -154,7 +151,7 @@ def _wait(
             yield CheckResult(OK, f"found in {place} after {took_s:.1f} s ({places.urls[place]})")
         if time.monotonic() - began_s > wait_s:
             break
-        sleep(ASK_EVERY_S)
+        time.sleep(min(ASK_EVERY_S, wait_s))
     for place in missing:
         what = f"not found in {place} within {wait_s:g} s ({places.urls[place]})"
         yield CheckResult(PROBLEM, what, _REMEDIES[place])

@@ -42,7 +42,7 @@ from otel_train.exporters.otlp_transport import (
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from otel_train.exporters.otlp_settings import Target
 
@@ -95,11 +95,7 @@ def endpoints(settings: OtlpSettings) -> list[tuple[str, Target]]:
 
 
 def check_endpoint(
-    environ: Mapping[str, str],
-    endpoint: str = "",
-    *,
-    wanted: bool = False,
-    now_s: Callable[[], float] = time.time,
+    environ: Mapping[str, str], endpoint: str = "", *, wanted: bool = False
 ) -> Iterator[CheckResult]:
     """Checks for every address whether it accepts an empty request, its TLS, and its clock."""
     try:
@@ -114,14 +110,12 @@ def check_endpoint(
         return
     token = any(name.endswith("_HEADERS") and value for name, value in environ.items() if "_OTLP_" in name)
     for signal, target in endpoints(settings):
-        yield from look_at(signal, target, now_s, token=token)
+        yield from look_at(signal, target, token=token)
 
 
-def look_at(
-    signal: str, target: Target, now_s: Callable[[], float] = time.time, *, token: bool = False
-) -> Iterator[CheckResult]:
+def look_at(signal: str, target: Target, *, token: bool) -> Iterator[CheckResult]:
     """Sends an empty request to an address; ``token``: whether headers are sent, which may be secrets."""
-    asked_s = now_s()
+    asked_s = time.time()
     try:
         proxy = _proxy_of(target)
         with closing(_connect(target, proxy)) as connection:
@@ -136,10 +130,10 @@ def look_at(
     what = f"{target.address} takes connections and accepts an empty request ({target.protocol}){through}"
     yield CheckResult(OK, what)
     if target.tls:
-        yield _certificate(target, certificate, now_s())
+        yield _certificate(target, certificate, time.time())
     elif token:
         yield _unencrypted(target)
-    yield from _clock(target, date, (asked_s + now_s()) / 2)
+    yield from _clock(target, date, (asked_s + time.time()) / 2)
 
 
 def _unencrypted(target: Target) -> CheckResult:

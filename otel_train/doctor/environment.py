@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
@@ -54,14 +55,43 @@ class FileSystem(NamedTuple):
     free_bytes: int
 
 
-def disk(folder: Path) -> FileSystem:
+def _disk(folder: Path) -> FileSystem:
     """Returns the file system of a folder."""
     return FileSystem(file_system(folder), shutil.disk_usage(folder).free)
 
 
-def check_run_directory(
-    config: Config, *, version: str | None, file_system_of: Callable[[Path], FileSystem] = disk
-) -> Iterator[CheckResult]:
+def installed_version(package: str) -> str | None:
+    """Returns the version of a package; None if it is missing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _has_extension() -> bool:
+    """Returns whether the extension in C can be imported: its file may belong to another interpreter."""
+    try:
+        import_module("otel_train._edges")
+    except ImportError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the checks ask of this machine. Tests pass their own."""
+
+    python: tuple[int, ...] = sys.version_info[:3]
+    installed: Callable[[str], str | None] = installed_version
+    exporters: Callable[[], Iterable[EntryPoint]] = lambda: entry_points(group=GROUP)
+    native: Callable[[], bool] = _has_extension
+    nvidia: Path = Path("/dev/nvidiactl")
+    """Exists if there is an NVIDIA driver."""
+    shm: Path = Path("/dev", "shm")
+    file_system: Callable[[Path], FileSystem] = _disk
+
+
+def check_run_directory(config: Config, machine: Machine) -> Iterator[CheckResult]:
     """Checks whether run directories can be written and read."""
     root = Path(config.run_dir).absolute()
     above = next(path for path in (root, *root.parents) if os.path.lexists(path))
@@ -83,14 +113,14 @@ def check_run_directory(
         )
     made = "" if above == root else ", and is made by the first run"
     yield CheckResult(OK, f"{root} can be written{made}")
-    found = file_system_of(above)
+    found = machine.file_system(above)
     free_mib, wanted_mib = found.free_bytes // MIB, config.max_run_dir_bytes // MIB
     free = f"{free_mib} MiB are free on {found.kind or 'its file system'}"
     remedy = "free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES"
     may = f"a rank may take {wanted_mib} MiB (max_run_dir_bytes)"
     yield _warn_if_low(f"{free}; {may}", remedy, low=free_mib < wanted_mib)
     newest = _newest(root)
-    yield from _versions(newest, version)
+    yield from _versions(newest, machine.installed("otel-train"))
     yield from _spools(newest)
 
 
@@ -158,17 +188,11 @@ def _written_by(path: Path) -> str:
         return ""
 
 
-def check_machine(
-    config: Config,
-    environ: Mapping[str, str],
-    *,
-    shm: Path = Path("/dev", "shm"),
-    file_system_of: Callable[[Path], FileSystem] = disk,
-) -> Iterator[CheckResult]:
+def check_machine(config: Config, environ: Mapping[str, str], machine: Machine) -> Iterator[CheckResult]:
     """Checks shared memory, the port of ``/metrics``, and forks together with gRPC."""
-    if shm.is_dir():
-        free = file_system_of(shm).free_bytes
-        what = f"{free // MIB} MiB of shared memory are free for loader workers ({shm})"
+    if machine.shm.is_dir():
+        free = machine.file_system(machine.shm).free_bytes
+        what = f"{free // MIB} MiB of shared memory are free for loader workers ({machine.shm})"
         remedy = (
             "in a container: docker run --shm-size=8g, or mount a memory volume there; else fewer workers"
         )
@@ -210,51 +234,32 @@ EXTRAS = {
 }
 """Package and purpose of each extra."""
 
-DEVICE = Path("/dev/nvidiactl")
-"""Exists if there is an NVIDIA driver."""
-
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?P<rest>[^;]*)(?:;(?P<marker>.*))?$")
 _BELOW = re.compile(r"""python_version\s*<\s*["'](?P<number>[\d.]+)""")
 _BOUND = re.compile(r"(?P<sign>>=|<)(?P<number>\d[\w.]*)")
 
 
-def check_packages(
-    *,
-    installed: Callable[[str], str | None] | None = None,
-    python: tuple[int, ...] = sys.version_info[:3],
-    device: Path = DEVICE,
-    exporters: Iterable[EntryPoint] | None = None,
-    native: bool | None = None,
-) -> Iterator[CheckResult]:
+def check_packages(machine: Machine) -> Iterator[CheckResult]:
     """Checks the installed packages.
 
     Only exporters of other packages are imported, so that a torch that cannot be imported is still reported.
     """
-    of = installed or installed_version
-    yield _python(python)
+    of = machine.installed
+    yield _python(machine.python)
     ours = of("otel-train")
     yield CheckResult(OK, f"otel-train {ours or '(from its sources, not installed)'}")
-    yield _event_writer(native=_has_extension() if native is None else native)
+    yield _event_writer(native=machine.native())
     yield _torch(of("torch"))
-    yield from _requirements(of, python)
+    yield from _requirements(of, machine.python)
     for extra, (package, good_for) in EXTRAS.items():
         found = of(package)
         if found:
             yield CheckResult(OK, f"extra {extra}: {package} {found}")
         else:
-            state = WARNING if extra == "nvml" and device.exists() else NOTE
+            state = WARNING if extra == "nvml" and machine.nvidia.exists() else NOTE
             what = f"extra {extra} is not installed ({good_for})"
             yield CheckResult(state, what, f"pip install 'otel-train[{extra}]'")
-    yield from _exporters(entry_points(group=GROUP) if exporters is None else exporters)
-
-
-def _has_extension() -> bool:
-    """Returns whether the extension in C can be imported: its file may belong to another interpreter."""
-    try:
-        import_module("otel_train._edges")
-    except ImportError:
-        return False
-    return True
+    yield from _exporters(machine.exporters())
 
 
 def _event_writer(*, native: bool) -> CheckResult:
@@ -332,14 +337,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in found[0].split(".")) if found else ()
 
 
-def installed_version(package: str) -> str | None:
-    """Returns the version of a package; None if it is missing."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 SETTINGS = "settings"
 SECRET = ("HEADERS", "TOKEN", "PASSWORD", "KEY")
 """Words in the names of variables whose values are not shown."""
@@ -348,9 +345,9 @@ _LOGIN = re.compile(r"//[^/@\s]*@")
 """User name and password in an address."""
 
 
-def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) -> Iterator[CheckResult]:
+def check_settings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
     """Reports the settings from environment and files. Arguments of ``instrument`` are unknown here."""
-    resolved = without_unusable(resolve(environ=environ, folder=folder))
+    resolved = without_unusable(resolve(environ=environ))
     ignored = (*resolved.origins.ignored, *wrong_resource(environ))
     for wrong in ignored:
         remedy = "correct or remove it: a variable is OTEL_TRAIN_ and the name of the setting in capitals"

@@ -141,13 +141,15 @@ def _response(path: str, kind: str, mode: str, received: Received) -> bytes:
 
 
 @contextmanager
-def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> Iterator[Received]:
+def http_receiver(
+    mode: str = "ok", *, slow_s: float = 1.0, port: int = 0, ahead_s: float = 0.0
+) -> Iterator[Received]:
     """A receiver of OTLP over HTTP, in JSON and in protobuf.
 
     Modes: ok; slow (answers after ``slow_s``); a status (429 with Retry-After: 30); html (a login page with status 200);
     text (status 200 with plain text); partial (accepts with rejected records); odd (status 200, JSON that is no OTLP);
     endless (status 200, a body without end); trickle (headers, a byte at a time); close (the connection is closed
-    without an answer).
+    without an answer). ``ahead_s``: of its clock.
     """
     received = Received()
     received.mode, received.slow_s = mode, slow_s
@@ -163,6 +165,9 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> It
         def finish(self) -> None:
             received.open_connections -= 1
             super().finish()
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string((timestamp or time.time()) + ahead_s)
 
         def do_POST(self) -> None:
             # Before the request is counted: a test that waits for it may change the mode then.

@@ -25,6 +25,7 @@ from otel_train.config.validation import MIB
 from otel_train.console.text import TextLayout
 from otel_train.doctor import end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, run, worst
+from otel_train.doctor.environment import Machine
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.command_line import Cli
 from tests.support.http_server import http_server
@@ -91,7 +92,9 @@ def installation(python: tuple[int, ...] = (3, 12, 1), **changes: str | None) ->
     def version(package: str) -> str | None:
         return versions.get(package, "99" if package == "numpy" else environment.installed_version(package))
 
-    return list(environment.check_packages(installed=version, python=python, device=Path(os.devnull)))
+    return list(
+        environment.check_packages(Machine(installed=version, python=python, nvidia=Path(os.devnull)))
+    )
 
 
 def test_a_healthy_installation_has_nothing_wrong() -> None:
@@ -102,7 +105,8 @@ def test_a_healthy_installation_has_nothing_wrong() -> None:
 @pytest.mark.parametrize(("native", "how"), [(True, "written in C"), (False, "written in Python")])
 def test_it_says_how_events_are_written(native: bool, how: str) -> None:
     """A wheel that was built without a compiler works, and costs more per step."""
-    said = [each for each in environment.check_packages(native=native) if each.what.startswith("events ")]
+    found = environment.check_packages(Machine(native=lambda: native))
+    said = [each for each in found if each.what.startswith("events ")]
 
     assert [how in each.what for each in said] == [True]
     assert bool(said[0].remedy) is not native
@@ -130,7 +134,9 @@ def test_what_is_installed_is_compared_with_what_is_needed(
 
 def test_an_old_python_is_a_problem_and_lacks_what_later_ones_have() -> None:
     """Python has read TOML by itself since 3.11; before, a package does."""
-    old = environment.check_packages(installed=HEALTHY.get, python=(3, 9, 2), device=Path("/nowhere"))
+    old = environment.check_packages(
+        Machine(installed=HEALTHY.get, python=(3, 9, 2), nvidia=Path("/nowhere"))
+    )
 
     assert "Python 3.9.2" in next(iter(old)).what
     assert "tomli is missing" in only(installation((3, 10, 1), tomli=None), PROBLEM).what
@@ -142,9 +148,8 @@ def test_exporters_of_other_packages_are_listed_and_broken_ones_found() -> None:
     values = {"good": "otel_train.testing:Kept", "bad": "otel_train.nowhere:X"}
     points = [EntryPoint(name, value, "otel_train.exporters") for name, value in values.items()]
 
-    found = [
-        each for each in environment.check_packages(exporters=points) if each.what.startswith("exporter ")
-    ]
+    every = environment.check_packages(Machine(exporters=lambda: points))
+    found = [each for each in every if each.what.startswith("exporter ")]
 
     error = "cannot be loaded: No module named 'otel_train.nowhere'"
     assert [(finding.state, finding.what) for finding in found] == [
@@ -214,11 +219,10 @@ def test_a_setting_that_is_ignored_is_counted_with_the_others() -> None:
 
 def runs(folder: Path, kind: str = "ext4", free_mib: int = 10_000, **settings: Any) -> list[CheckResult]:
     config = Config(run_dir=str(folder), **settings)
-    return list(
-        environment.check_run_directory(
-            config, version="0.1.0", file_system_of=lambda _: environment.FileSystem(kind, free_mib * MIB)
-        )
+    machine = Machine(
+        installed=lambda _: "0.1.0", file_system=lambda _: environment.FileSystem(kind, free_mib * MIB)
     )
+    return list(environment.check_run_directory(config, machine))
 
 
 def test_a_good_disk_has_nothing_wrong_and_nothing_is_left_on_it(tmp_path: Path) -> None:
@@ -297,8 +301,8 @@ def test_a_run_whose_requests_wait_is_named_with_the_command_that_sends_them(tmp
 def machinery(folder: Path, shm_mib: int = 4096, **settings: Any) -> list[CheckResult]:
     config = Config(**{"prometheus_address": "127.0.0.1:0", **settings})
     environ = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-    ask = lambda _: environment.FileSystem("tmpfs", shm_mib * MIB)  # noqa: E731  # a fake of one line
-    return list(environment.check_machine(config, environ, shm=folder, file_system_of=ask))
+    machine = Machine(shm=folder, file_system=lambda _: environment.FileSystem("tmpfs", shm_mib * MIB))
+    return list(environment.check_machine(config, environ, machine))
 
 
 def test_little_shared_memory_is_a_warning_with_the_option_that_helps(tmp_path: Path) -> None:
@@ -374,9 +378,8 @@ def test_a_token_that_would_leave_this_machine_in_the_clear_is_a_warning() -> No
 @pytest.mark.parametrize(("ahead_s", "state"), [(0.6, OK), (-4, OK), (30, WARNING), (-3600, PROBLEM)])
 def test_a_clock_that_is_off_is_as_bad_as_it_is_far_off(ahead_s: float, state: str) -> None:
     """Prometheus refuses samples from the future, and those too old."""
-    with http_receiver() as receiver:
-        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
-        found = list(endpoint.check_endpoint(environ, now_s=lambda: time.time() - ahead_s))
+    with http_receiver(ahead_s=ahead_s) as receiver:
+        found = looked_at(receiver.endpoint)
 
     assert worst(found) == state
     if state != OK:
@@ -430,9 +433,7 @@ def sent_to(
     urls = dict.fromkeys(kinds, made.url) if made else {}
     places = end_to_end.ProbeTargets(urls=urls, named=frozenset(kinds if named else ()), grafana_token=token)
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address} if address else {}
-    return list(
-        end_to_end.check_end_to_end(environ, places, endpoint=address, wait_s=wait_s, sleep=lambda _: None)
-    )
+    return list(end_to_end.check_end_to_end(environ, places, endpoint=address, wait_s=wait_s))
 
 
 def test_what_was_sent_is_marked_and_found_in_every_place() -> None:

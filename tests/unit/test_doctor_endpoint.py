@@ -419,7 +419,7 @@ def test_a_run_directory_below_a_file_is_named(tmp_path: Path, kind: str) -> Non
         raise AssertionError
 
     config = Config(run_dir=str(above / "mine"))
-    [finding] = environment.check_run_directory(config, version=None, file_system_of=no_disk)
+    [finding] = environment.check_run_directory(config, environment.Machine(file_system=no_disk))
 
     assert finding.state == PROBLEM
     assert finding.what == f"{above / 'mine'} cannot be made: {above} is {kind}"

@@ -428,11 +428,14 @@ def test_the_run_summary_names_files_that_settings_come_from() -> None:
     assert "otlp" not in run_summary
 
 
-def test_the_doctor_names_the_file_of_a_setting_and_hides_secrets_in_it(project: Path) -> None:
+def test_the_doctor_names_the_file_of_a_setting_and_hides_secrets_in_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its output lands in bug reports."""
     path = table(project, 'run_name = "mine"\ncapture_token = "s3cret"\ndisabled = true')
+    monkeypatch.chdir(project)
 
-    found = list(environment.check_settings({"OTEL_TRAIN_OTLP": "off"}, folder=project))
+    found = list(environment.check_settings({"OTEL_TRAIN_OTLP": "off"}))
     text = "\n".join(f"{finding.what} | {finding.remedy}" for finding in found)
 
     assert f"run_name=mine ({path})" in text
