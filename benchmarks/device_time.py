@@ -16,7 +16,7 @@ from benchmarks.row import Row
 from benchmarks.table import plain_table
 from otel_train.datamodel import Anchor, system_clock
 from otel_train.instrumentation.cuda_events import DeviceTimer
-from otel_train.instrumentation.manager import cuda_driver
+from otel_train.instrumentation.manager import NVIDIA_FILES, cuda_driver
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
@@ -32,7 +32,7 @@ BUDGET_US = 30.0
 
 def run() -> list[Row]:
     """Edges of four stages bare and with events, on an idle device and on one that is busy; then the parts."""
-    driver = cuda_driver(os.environ)
+    driver = cuda_driver(os.environ, NVIDIA_FILES)
     if driver is None or not torch.cuda.is_available():
         return [Row(name="device", what="device time", unit="µs", reason="no CUDA device")]
     matrix = torch.randn(4096, 4096, device="cuda")

@@ -340,7 +340,10 @@ def namespace_of(kind: str) -> str:
         return ""
 
 
-def pod_namespace(path: str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace") -> str:
+_POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+
+def pod_namespace(path: str) -> str:
     """Returns the namespace of this pod, as Kubernetes mounts it; "" elsewhere, and where no token is mounted."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as file:
@@ -358,7 +361,7 @@ class Process:
     now_unix_ns: int = field(default_factory=time.time_ns)
     parent: Callable[[], str] = parent_mark
     live_ranks: Callable[[], tuple[int, int] | None] = live_ranks
-    namespace: Callable[[], str] = pod_namespace
+    namespace: Callable[[], str] = lambda: pod_namespace(_POD_NAMESPACE)
     user: int = field(default_factory=os.getuid)
     ray: Callable[[], Mapping[str, str]] = lambda: ray_environment(sys.modules)
     entropy: Callable[[int], bytes] = os.urandom
@@ -425,13 +428,12 @@ def instance_id(run_id: str, rank: int) -> str:
 
 
 def resource_attributes(
-    info: RunInfo, environ: Mapping[str, str] | None = None, *, modules: Mapping[str, Any] = sys.modules
+    info: RunInfo, environ: Mapping[str, str], *, modules: Mapping[str, Any]
 ) -> dict[str, str | int]:
     """Returns the attributes of the OpenTelemetry resource, which identify the sender.
 
     ``OTEL_RESOURCE_ATTRIBUTES`` is taken over; what identifies the process cannot be overridden by it.
     """
-    environ = os.environ if environ is None else environ
     given = resource_environment(environ)
     attributes: dict[str, str | int] = dict(given)
     for name, variable in SLURM_ATTRIBUTES.items():

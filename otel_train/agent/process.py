@@ -554,7 +554,7 @@ def start_of_job(environ: Mapping[str, str]) -> str:
     """See ``distributed.store.start_of_job``, which only ranks on several hosts import here."""
     from otel_train.distributed import store
 
-    return store.start_of_job(environ)
+    return store.start_of_job(environ, sys.modules)
 
 
 def descriptor_of(pid: int) -> int:

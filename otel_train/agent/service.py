@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -361,7 +362,7 @@ class AgentService:
         self.loop = self._export_loop()
         self._track()
         self.resource: dict[str, Any] = {
-            **resource_attributes(self.info, hello.environ), **hello.resource,
+            **resource_attributes(self.info, hello.environ, modules=sys.modules), **hello.resource,
             "train.export.profile": self._profile.name
         }  # fmt: skip
         self._reporter.about = about_run(self.resource)

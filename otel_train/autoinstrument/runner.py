@@ -33,8 +33,8 @@ _UNREACHABLE = {"isolated": "-I", "ignore_environment": "-E", "no_site": "-S"}
 _PYTHON = re.compile(rb"#!.*\bpython[0-9.]*\b")
 
 
-def interpreter_flags(words: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
-    """Returns the options of this interpreter, such as ``-u`` or ``-X dev``."""
+def interpreter_flags(words: Sequence[str]) -> list[str]:
+    """Returns the options of an interpreter in its command line, such as ``-u`` or ``-X dev``."""
     flags: list[str] = []
     rest = iter(words[1:])
     for word in rest:
@@ -53,17 +53,15 @@ def interpreter_flags(words: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
     return flags
 
 
-def command_line(
-    words: Sequence[str], *, module: str = "", flags: Sequence[str] = (), python: str = sys.executable
-) -> list[str]:
+def command_line(words: Sequence[str], *, module: str = "", flags: Sequence[str] = ()) -> list[str]:
     """Returns the command that starts a script or a command; with ``module``, ``words`` are its arguments."""
     if module:
-        return [python, *flags, "-m", module, *words]
+        return [sys.executable, *flags, "-m", module, *words]
     if not words:
         raise ConfigError("nothing to run: expected a script, a command, or -m and a module")
     path = Path(words[0])
     if path.is_dir() or (path.is_file() and _is_python(path)):
-        return [python, *flags, *words]
+        return [sys.executable, *flags, *words]
     if shutil.which(words[0]) is None:
         remedy = "A script is given by its path, a module after -m"
         raise ConfigError(f"{words[0]}: no such file, and no such command. {remedy}")

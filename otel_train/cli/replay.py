@@ -30,7 +30,7 @@ from otel_train.safety import printable
 from otel_train.stack import configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from otel_train.exporters.otlp_response import ExportResponse
 
@@ -330,15 +330,13 @@ def replay(
     recorded: bool = False,
     rejected: bool = False,
     dry_run: bool = False,
-    environ: Mapping[str, str] | None = None,
 ) -> RequestCounts:
     """Sends what the spools of all ranks of a run hold, oldest first."""
-    environ = os.environ if environ is None else environ
-    is_named = endpoint or otlp_configured(environ)
+    is_named = endpoint or otlp_configured(os.environ)
     if not is_named and not dry_run:
         remedy = "Give --endpoint http://host:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT."
         raise ConfigError(f"No collector is named. {remedy}")
-    settings = OtlpSettings.read(environ, endpoint=endpoint, wanted=not is_named)
+    settings = OtlpSettings.read(os.environ, endpoint=endpoint, wanted=not is_named)
     counts = _without_endpoint(run_directory, settings.targets)
     if dry_run:
         _count_all(run_directory, settings.targets, counts, recorded=recorded, rejected=rejected)

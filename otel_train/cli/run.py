@@ -109,7 +109,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
 
     if module is not None and not module:
         raise ConfigError("-m: expected the name of a module")
-    line = runner.command_line(words, module=module or "", flags=runner.interpreter_flags())
+    line = runner.command_line(words, module=module or "", flags=runner.interpreter_flags(sys.orig_argv))
     folder = _folder()
     ends: list[RankEnd] = []
     try:

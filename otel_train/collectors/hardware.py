@@ -87,7 +87,7 @@ class HardwareReader:
         """Returns the reader that the settings want."""
         given = split_address(config.hardware) is not None
         mode, endpoint = ("auto", config.hardware) if given else (config.hardware, DCGM_ENDPOINT)
-        return cls(devices, mode=mode, exporter_answers=lambda: dcgm_answers(endpoint))
+        return cls(devices, mode=mode, exporter_answers=lambda: dcgm_answers(endpoint, PROBE_TIMEOUT_S))
 
     def write(self, builder: MetricBuilder) -> None:
         """Writes the current values. A value that a device does not provide has no row."""
@@ -182,7 +182,7 @@ class HardwareReader:
             return None
 
 
-def dcgm_answers(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+def dcgm_answers(endpoint: str, timeout_s: float) -> bool:
     """Returns whether a DCGM exporter publishes at ``endpoint`` (host:port). Takes no longer than ``timeout_s``, about."""
     deadline = time.monotonic() + timeout_s
     try:

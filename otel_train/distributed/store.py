@@ -238,13 +238,12 @@ _starts: dict[tuple[str, str], str] = {}
 """By address: a program may end its process group and start another one."""
 
 
-def start_of_job(environ: Mapping[str, str] | None = None, modules: Mapping[str, Any] = sys.modules) -> str:
+def start_of_job(environ: Mapping[str, str], modules: Mapping[str, Any]) -> str:
     """Returns an id shared by all ranks of this start of the job; "" if they have no common store.
 
     The id is kept in the store that torchrun shares with its workers and keeps across restarts, else in that of the
     process group. The first rank that asks creates it; no rank waits for another.
     """
-    environ = os.environ if environ is None else environ
     address = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if address not in _starts:
         try:

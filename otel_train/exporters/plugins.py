@@ -11,7 +11,7 @@ from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from importlib.metadata import EntryPoint
 
     from otel_train.datamodel import AttributeValue, ExportBatch
@@ -39,11 +39,7 @@ class PluginExporter(BackgroundQueue["ExportBatch"]):
 
 
 def load_plugins(
-    wish: str,
-    resource: Mapping[str, AttributeValue],
-    *,
-    timeout_s: float,
-    found: Iterable[EntryPoint] | None = None,
+    wish: str, resource: Mapping[str, AttributeValue], *, timeout_s: float
 ) -> list[PluginExporter]:
     """Loads the selected exporters of other packages; each has ``timeout_s`` to close.
 
@@ -52,7 +48,7 @@ def load_plugins(
     """
     if wish.strip() == "off":
         return []
-    known = {point.name: point for point in (entry_points(group=GROUP) if found is None else found)}
+    known = {point.name: point for point in entry_points(group=GROUP)}
     if wish.strip() == "auto":
         made = {}
         for name, point in known.items():

@@ -222,7 +222,7 @@ def _device_probes(
     return time_devices(recorder, driver, mode), TransferProbe(recorder, driver)
 
 
-_NVIDIA_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
+NVIDIA_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
 """Any of them is there where CUDA can run: Linux, WSL, Jetson. Asking CUDA itself would start it."""
 
 _AMD_FILE = "/dev/kfd"
@@ -243,10 +243,14 @@ APPLE_UNTIMED = (
 
 def find_driver(environ: Mapping[str, str]) -> DeviceDriver | None:
     """Returns the driver of this machine's accelerator; None where it has none that torch can use. Starts nothing."""
-    return cuda_driver(environ) or hip_driver(environ) or torch_driver()
+    return (
+        cuda_driver(environ, NVIDIA_FILES)
+        or hip_driver(environ, _AMD_FILE)
+        or torch_driver(_MACHINE, _DISPLAYS, lambda: imported("torch"))
+    )
 
 
-def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _NVIDIA_FILES) -> CudaDriver | None:
+def cuda_driver(environ: Mapping[str, str], files: Sequence[str]) -> CudaDriver | None:
     """Returns the driver for NVIDIA's devices, or None on a machine where CUDA cannot be used: none of ``files`` is there."""
     if environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in _HIDDEN or sys.platform != "linux":
         return None
@@ -264,7 +268,7 @@ def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _NVIDIA_FILES
     return CudaDriver(exchange, library=library, instance=instance_of(environ))
 
 
-def hip_driver(environ: Mapping[str, str], file: str = _AMD_FILE) -> HipDriver | None:
+def hip_driver(environ: Mapping[str, str], file: str) -> HipDriver | None:
     """Returns the driver for AMD's devices, or None on a machine without any, where ``file`` is missing."""
     names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     hidden = any(environ.get(name, "all").strip() in _HIDDEN for name in names)
@@ -276,9 +280,7 @@ def hip_driver(environ: Mapping[str, str], file: str = _AMD_FILE) -> HipDriver |
 
 
 def torch_driver(
-    machine: tuple[str, str] = _MACHINE,
-    displays: str = _DISPLAYS,
-    find_torch: Callable[[], Any] = lambda: imported("torch"),
+    machine: tuple[str, str], displays: str, find_torch: Callable[[], Any]
 ) -> DeviceDriver | None:
     """Returns the driver for Intel's and Apple's devices, or None on a machine without any, or where torch is built for none.
 

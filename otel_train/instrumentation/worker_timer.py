@@ -97,7 +97,7 @@ class WorkerTimer:
     def __call__(self, worker: int) -> object:
         """Starts the timer of this worker, then calls the user's function."""
         if self._rows is not None and os.getpid() != self._parent:
-            time_fetches(self._rows.row(worker), sys.modules.get(_FETCHERS))
+            time_fetches(self._rows.row(worker), sys.modules.get(_FETCHERS), perf_counter_ns)
         return self.init(worker) if self.init is not None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ class WorkerTimer:
 
 
 def time_fetches(
-    row: memoryview, fetchers: Any, clock: Callable[[], int] = perf_counter_ns
+    row: memoryview, fetchers: Any, clock: Callable[[], int]
 ) -> None:  # Any: torch's module, or None where it is not what we know
     """Times every batch that this process builds from now on.
 

@@ -148,7 +148,6 @@ class Ring(RingReader):
         words: int64 memory of ``2 * capacity`` words, capacity a power of two.
         owner: identity of the only thread that may write.
         on_other_thread: takes the codes of every other thread.
-        native: write in C; only where ``NATIVE`` is true. None: where there is an ``EXTENSION``.
         progress: int64 memory of 2 words, for readers in other processes: words written, nanoseconds that recording took per edge
             that was timed. None where there are none.
     """
@@ -160,7 +159,6 @@ class Ring(RingReader):
         clock: Clock,
         owner: int,
         on_other_thread: Callable[[int], None],
-        native: bool | None = None,
         progress: memoryview | None = None,
     ) -> None:
         size = len(words)
@@ -171,7 +169,7 @@ class Ring(RingReader):
         self._interceptors: list[_Interceptor | None] = [None, None]
         self._on_other_thread = on_other_thread
         self._detached = False
-        make = _native_writer if (EXTENSION is not None if native is None else native) else _writer
+        make = _writer if EXTENSION is None else _native_writer
         self.edge, self._counts, self._detach, self._set_owner = make(
             words, clock, owner, on_other_thread, shown=_private_words() if progress is None else progress
         )

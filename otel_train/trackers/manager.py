@@ -188,9 +188,9 @@ class Trackers:
         self._queues[name] = TrackerQueue(TRACKERS[name].make(opening))
 
 
-def check_installed(name: str, *, find: Callable[[str], object] = find_spec) -> None:
+def check_installed(name: str) -> None:
     """Imports the package of a selected tracker; ConfigError if it is not installed."""
-    if find(name) is None:
+    if find_spec(name) is None:
         raise ConfigError(
             f"{name}='on': {name} is not installed. Run: pip install 'otel-train[{name}]', or leave it out"
         )
@@ -205,8 +205,8 @@ MOST_WAITING = 256
 class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
     """Queues rows for one tracker; its thread starts with the first row."""
 
-    def __init__(self, tracker: Tracker, *, most: int = MOST_WAITING) -> None:
-        super().__init__(tracker.name, lambda item: tracker.write(*item), tracker.close, most=most)
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__(tracker.name, lambda item: tracker.write(*item), tracker.close, most=MOST_WAITING)
         self.tracker = tracker
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from otel_train.datamodel import system_clock
 from otel_train.instrumentation.cuda_events import MOST_EVENTS, DeviceTimer
-from otel_train.instrumentation.manager import cuda_driver
+from otel_train.instrumentation.manager import NVIDIA_FILES, cuda_driver
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from tests.support.device import AgentSide
@@ -37,7 +37,7 @@ class Bench:
 
     def __init__(self, mode: str = "events") -> None:
         self.held = [torch.randn(256, 256, device=f"cuda:{n}") for n in range(torch.cuda.device_count())]
-        driver = cuda_driver(os.environ)
+        driver = cuda_driver(os.environ, NVIDIA_FILES)
         assert driver is not None
         self.driver = driver
         self.recorder = Recorder(PrivateMemory(1 << 16), clock=system_clock)

@@ -15,7 +15,7 @@ from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors.hardware import HardwareReader
 from otel_train.datamodel import Point, system_clock
-from otel_train.instrumentation.manager import cuda_driver
+from otel_train.instrumentation.manager import NVIDIA_FILES, cuda_driver
 from otel_train.instrumentation.optimizer import ScaledUpdates
 from otel_train.session import Session
 from tests.support.inside import inside
@@ -160,7 +160,7 @@ def test_a_fused_optimizers_skips_are_counted_without_a_synchronisation(tmp_path
 def test_a_number_is_not_known_before_the_device_has_it() -> None:
     """The read that does not wait, on a device that is busy for half a second."""
     there = torch.ones((), device="cuda")
-    driver = cuda_driver(os.environ)
+    driver = cuda_driver(os.environ, NVIDIA_FILES)
     assert driver is not None
     assert driver.devices() == (0,)
     torch.cuda.synchronize()
@@ -238,7 +238,7 @@ def test_the_hardware_answers_or_is_left_out() -> None:
     """By the real library, where it is installed."""
     pytest.importorskip("pynvml", reason="needs the nvml extra")
     held = torch.ones(1, device="cuda")
-    driver = cuda_driver(os.environ)
+    driver = cuda_driver(os.environ, NVIDIA_FILES)
     assert driver is not None
     hardware = HardwareReader(driver.hardware_ids, mode="on", exporter_answers=bool)
     builder = MetricBuilder(lambda _: True)

@@ -207,11 +207,11 @@ def test_a_driver_for_intel_is_made_where_torch_may_use_one(
 
 def test_a_driver_for_apple_is_made_on_its_own_processors() -> None:
     """Older ones have no device that ``torch.mps`` is built for."""
-    driver = torch_driver(("Darwin", "arm64"))
+    driver = torch_driver(("Darwin", "arm64"), "/no/such/folder", lambda: None)
 
     assert driver is not None
     assert (driver.device_type, driver.why_untimed) == ("mps", APPLE_UNTIMED)
-    assert torch_driver(("Darwin", "x86_64"), "/no/such/folder") is None
+    assert torch_driver(("Darwin", "x86_64"), "/no/such/folder", lambda: None) is None
 
 
 @pytest.mark.parametrize(

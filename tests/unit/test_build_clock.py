@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,8 +92,8 @@ def test_a_clock_put_over_a_clock_changes_nothing() -> None:
 def test_a_torch_that_we_do_not_know_is_left_alone() -> None:
     """Its fetchers may have moved."""
     rows = SharedRows(1)
-    time_fetches(rows.row(0), None)
-    time_fetches(rows.row(0), SimpleNamespace(_MapDatasetFetcher=object))
+    time_fetches(rows.row(0), None, time.perf_counter_ns)
+    time_fetches(rows.row(0), SimpleNamespace(_MapDatasetFetcher=object), time.perf_counter_ns)
 
     assert BuildTimeReader(rows).read().build_ns.tolist() == []
 

@@ -222,8 +222,8 @@ def test_an_exporter_is_known_by_its_page() -> None:
         assert dcgm_answers(endpoint, timeout_s=10)
     with page(b"node_cpu_seconds_total 1\n") as endpoint:
         assert not dcgm_answers(endpoint, timeout_s=10)
-    assert not dcgm_answers(endpoint)
-    assert not dcgm_answers("not an endpoint:x")
+    assert not dcgm_answers(endpoint, timeout_s=10)
+    assert not dcgm_answers("not an endpoint:x", timeout_s=10)
 
 
 def test_one_that_never_answers_is_not_waited_for() -> None:

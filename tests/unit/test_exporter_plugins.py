@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,20 +26,27 @@ FINAL = ExportBatch(final=True)
 
 
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """A third-party package, which is installed."""
     module = ModuleType("theirs")
     monkeypatch.setitem(sys.modules, "theirs", module)
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "mine")
     return module
 
 
-def point(name: str) -> EntryPoint:
-    return EntryPoint(name, f"theirs:{name}", GROUP)
+def install(folder: Path, *names: str) -> None:
+    """What an installer writes of a package with exporters of these names."""
+    installed = folder / "theirs-1.0.dist-info"
+    installed.mkdir(exist_ok=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    points = "".join(f"{name} = theirs:{name}\n" for name in names)
+    (installed / "entry_points.txt").write_text(f"[{GROUP}]\n{points}")
 
 
 def bring(package: ModuleType, make: Callable[[Mapping[str, Any]], Any], wish: str = "auto") -> list[Any]:
     package.__dict__["mine"] = make
-    return list(load_plugins(wish, RESOURCE, timeout_s=1.5, found=[point("mine")]))
+    return load_plugins(wish, RESOURCE, timeout_s=1.5)
 
 
 def test_an_installed_exporter_gets_every_batch_in_order_and_is_closed(package: ModuleType) -> None:
@@ -74,13 +80,13 @@ def test_an_exporter_may_decline(package: ModuleType) -> None:
     assert bring(package, lambda _: None) == []
 
 
-def test_off_and_names_choose_among_what_is_installed(package: ModuleType) -> None:
+def test_off_and_names_choose_among_what_is_installed(package: ModuleType, tmp_path: Path) -> None:
     """A package that came as a dependency must not send by itself where its user says no."""
     package.__dict__.update(a=lambda _: Kept(), b=lambda _: Kept())
-    found = [point("a"), point("b")]
+    install(tmp_path, "a", "b")
 
     def names(wish: str) -> list[str]:
-        return [one.guard.part for one in load_plugins(wish, RESOURCE, timeout_s=1, found=found)]
+        return [one.guard.part for one in load_plugins(wish, RESOURCE, timeout_s=1)]
 
     assert names("auto") == ["exporter a", "exporter b"]
     assert names("off") == []
@@ -133,14 +139,14 @@ def test_an_exporter_that_hangs_does_not_block(package: ModuleType) -> None:
 
 
 def test_one_that_was_found_and_fails_to_load_is_left_out(
-    package: ModuleType, caplog: pytest.LogCaptureFixture
+    package: ModuleType, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """No setting names it: the run starts without it, and says so."""
     package.__dict__["good"] = lambda _: Kept()
-    found = [point("bad"), point("good")]
+    install(tmp_path, "bad", "good")
 
     with caplog.at_level(logging.WARNING, "otel_train"):
-        made = load_plugins("auto", RESOURCE, timeout_s=1, found=found)
+        made = load_plugins("auto", RESOURCE, timeout_s=1)
 
     assert [one.guard.part for one in made] == ["exporter good"]
     assert "exporter bad failed; training goes on without it" in caplog.text

@@ -90,14 +90,14 @@ def test_a_script_is_run_by_this_interpreter_and_a_command_as_it_is(tmp_path: Pa
         (tmp_path / name).chmod(mode)
 
     def started(name: str) -> list[str]:
-        return command_line([str(tmp_path / name), "x"], flags=["-u"], python="py")
+        return command_line([str(tmp_path / name), "x"], flags=["-u"])
 
     for name in ("a.py", "train", "b"):
-        assert started(name) == ["py", "-u", str(tmp_path / name), "x"]
+        assert started(name) == [sys.executable, "-u", str(tmp_path / name), "x"]
     assert started("c") == [str(tmp_path / "c"), "x"]
     assert command_line(["sh", "-c", "true"]) == ["sh", "-c", "true"]
-    assert command_line([str(tmp_path)], python="py") == ["py", str(tmp_path)]
-    assert command_line(["--lr", "3"], module="pkg", python="py") == ["py", "-m", "pkg", "--lr", "3"]
+    assert command_line([str(tmp_path)]) == [sys.executable, str(tmp_path)]
+    assert command_line(["--lr", "3"], module="pkg") == [sys.executable, "-m", "pkg", "--lr", "3"]
 
 
 @pytest.mark.parametrize("words", [[], ["no_such_program.py"]])

@@ -79,7 +79,7 @@ def verify(run_path: Path, cli: Cli) -> Cli:
 def test_without_a_collector_replay_says_how_to_name_one(run_path: Path) -> None:
     """A default address would only give a connection error."""
     with pytest.raises(ConfigError, match="--endpoint"):
-        replay(run_path, environ={})
+        replay(run_path)
 
 
 def test_a_dry_run_counts_and_touches_nothing(run_path: Path) -> None:
@@ -90,12 +90,14 @@ def test_a_dry_run_counts_and_touches_nothing(run_path: Path) -> None:
     assert {path: path.read_bytes() for path in run_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_signal_without_an_endpoint_is_kept_and_counted_as_kept(run_path: Path) -> None:
+def test_a_signal_without_an_endpoint_is_kept_and_counted_as_kept(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A dry run counted spans that no replay would send, and a replay did not say that they are left."""
     with http_receiver() as received:
-        environ = {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{received.endpoint}/v1/metrics"}
-        dry = replay(run_path, dry_run=True, recorded=True, environ=environ)
-        sent = replay(run_path, recorded=True, environ=environ)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{received.endpoint}/v1/metrics")
+        dry = replay(run_path, dry_run=True, recorded=True)
+        sent = replay(run_path, recorded=True)
 
         assert dry == sent == RequestCounts(accepted=3, kept=1)
         assert "no endpoint for traces" in str(dry.kept_because) == str(sent.kept_because)
