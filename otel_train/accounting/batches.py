@@ -12,7 +12,7 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from otel_train.accounting.nesting import DATA, FORWARD, GRADIENTS
+from otel_train.accounting.nesting import FORWARD, GRADIENTS
 from otel_train.accounting.steps import (
     BEGUN_NS,
     CALL,
@@ -99,6 +99,7 @@ class Batch:
         asked_in: the training step that was open when it was asked for.
         between: it was not asked for, and follows the end of a pass.
         fresh: it waits since this boundary.
+        dropped: it was in hand, and no model had used it, when the loop left its pass or ended.
     """
 
     passes: list[Pass] = field(default_factory=list)
@@ -111,6 +112,7 @@ class Batch:
     asked_in: Step | None = None
     between: bool = False
     fresh: bool = True
+    dropped: bool = False
 
     def add(self, asked: Pass) -> None:
         """Adds a pass that is asked for the batch."""
@@ -137,7 +139,7 @@ class Batch:
         """Returns some of its time, as a batch that waits."""
         return Batch(
             self.passes, self.loader, items,
-            fetched=self.fetched, left_over=self.left_over, asked_in=self.asked_in,
+            fetched=self.fetched, left_over=self.left_over, asked_in=self.asked_in, dropped=self.dropped,
         )  # fmt: skip
 
     @property
@@ -355,6 +357,7 @@ class Batches:
             if all(each.ended for each in whole.passes):  # as after next(iter(loader)): it may be used yet
                 self._phases.left_over = whole.passes[-1]
                 self._phases.waiting.append(whole)
+                whole.dropped = True
                 self._open(self._batch_in_hand() if self._phases.left_over.drawn_again else None)
             return  # or it was drawn for a batch of another loader, which goes on
         self.boundary(_PASS_END)
@@ -370,18 +373,13 @@ class Batches:
         self._phases.book_waiting(ended_too=False, unused_too=False)
         if evaluates:  # what its batches are for is known without their use
             self._phases.left_over = ended
-        phase, kinds, unused = (
-            self._phases.phase_of(ended),
-            self._sources.kinds,
-            self._phases.is_unused(ended),
-        )
+        phase = self._phases.phase_of(ended)
         if ended.ahead and phase == TRAIN:  # a batch that was fetched ahead may be trained on next
             self._book.open.asked = True
-        for item in batch.items:
-            if any(kinds[source] == DATA for source in item[STACK]) and not unused:
-                self._book.beside((item,), phase, batch.loader)
-            else:  # between loaders that are asked together, for a batch that did not come
-                self._book.apart((item,), Activity.OUTSIDE)
+        if self._phases.is_unused(ended):
+            self._book.apart(batch.items, Activity.OUTSIDE)
+        else:  # it is of no batch, or between loaders that are asked together, for one that did not come
+            self._book.waits_alone(batch.items, phase, batch.loader)
         self._open(self._batch_in_hand() if looks_ahead else None)
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
@@ -427,6 +425,8 @@ class Batches:
 
     def close(self) -> None:
         """Closes everything that is open: nothing more comes. What is left of a step is partial."""
+        if self.open is not None:
+            self.open.dropped = self.open.fetched and not self.open.shows
         self.boundary(_CLOSE)
         self._phases.close()
         if self._book.open.duration_ns:

@@ -317,6 +317,7 @@ class BatchPhases:
             waiting = self._take_looks(waiting, batch, items[:last])
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
                 trains = not self._evaluates_before(before, batch) and any(map(_SHOWN, before.items))
+                before.dropped = False  # it was fetched before the end of its pass, and is used now
                 self._book_batch(before, TRAIN if trains else -1)
             self.trained, self._in_hand = True, -1
             step = self._book.open
@@ -523,7 +524,10 @@ class BatchPhases:
             for each in batch.passes:
                 each.phase = TRAIN if each.phase < 0 else each.phase
             self.trained = self.trained or batch.has_forward
-            self._train(batch.items, batch)
+            if batch.dropped and self._decision.source in _BY_TRAINING:
+                self._book.waits_alone(batch.items, TRAIN, batch.loader, batch.loaders)
+            else:
+                self._train(batch.items, batch)
         else:
             book = self._book.evaluate if batch.fetched else self._book.beside  # a batch is a step once
             book(batch.items, phase, batch.loader, batch.loaders)

@@ -173,6 +173,17 @@ class StepBook:
         """Books time in no batch: before the first, outside, in checkpoints."""
         self._book_in_none(items, Step(-1, NO_PHASE), (), activity)
 
+    def waits_alone(
+        self, items: Iterable[Item], phase: int, loader: int, loaders: Iterable[int] = ()
+    ) -> None:
+        """Books time of a batch that did not come, or was not used: waits for it as of a phase, the rest as outside."""
+        kinds = self._sources.kinds
+        for item in items:
+            if any(kinds[source] == DATA for source in item[STACK]):
+                self.beside((item,), phase, loader, loaders)
+            else:
+                self.apart((item,), Activity.OUTSIDE)
+
     def close_step(self, *, counted: bool = True) -> None:
         """Ends the open training step with what has been booked."""
         if self.open.started_ns < 0:  # two manual marks with nothing between

@@ -114,7 +114,7 @@ def accumulation_that_ends_with_the_loader(watch: Watch) -> None:
 @timed
 def a_batch_in_hand_while_estimating(watch: Watch) -> None:
     """llama2.c: the next training batch is fetched during the step; the loss is estimated with it in hand."""
-    truth = watch.truth(partial=None)
+    truth = watch.truth()
     model, train = Slow(truth), slow_loader(truth, "train", 12)
     some_of_train, val = slow_loader(truth, "some_of_train", 2, 0.02), slow_loader(truth, "val", 2, 0.02)
     optimizer = sgd(model)
@@ -211,7 +211,6 @@ def the_next_batch_is_fetched_in_every_micro_step(watch: Watch) -> None:
     truth, (model, optimizer, train, val) = watch.slow_training(
         {"train": (24, 0.005), "val": (3, 0.005)}, takes_s=0.005
     )
-    truth.partial = None  # what is fetched last is not used
     batches = iter(train)
 
     def fetched() -> Any:

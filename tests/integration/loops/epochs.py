@@ -27,7 +27,7 @@ def early_break_after_the_update(watch: Watch) -> None:
 @loop
 def early_break_with_a_batch_in_hand(watch: Watch) -> None:
     """The batch that is fetched and dropped is a batch, and no step."""
-    truth, (model, optimizer, train) = watch.training({"train": 6}, partial=None)
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     for _ in range(2):
         for i, batch in enumerate(train):
             truth.batch("train")
