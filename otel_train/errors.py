@@ -86,7 +86,7 @@ def has_control(text: str) -> bool:
     return not _CONTROL.isdisjoint(text)
 
 
-def refused(call: str, rule: str, remedy: str) -> ConfigError:
+def wrong_argument(call: str, rule: str, remedy: str) -> ConfigError:
     """Returns the error for a wrong argument: ``call`` repeats the value, ``rule`` is the rule."""
     return ConfigError(f"{call}: expected {rule}. {remedy}")
 
@@ -122,7 +122,7 @@ def text(call: str, value: object, remedy: str) -> str:
     """
     if isinstance(value, str) and value.strip() and not has_control(value):
         return value
-    raise refused(
+    raise wrong_argument(
         call.replace("{}", shown(value)), "text that is not empty, without control characters", remedy
     )
 
@@ -137,7 +137,7 @@ def whole(
         number = least - 1
     if number < least or (most is not None and number > most):
         rule = f"a whole number from {least} {'on' if most is None else f'to {most}'}{other}"
-        raise refused(call.replace("{}", shown(value)), rule, remedy)
+        raise wrong_argument(call.replace("{}", shown(value)), rule, remedy)
     return number
 
 
@@ -145,19 +145,19 @@ def truth(call: str, value: Any) -> bool:  # Any: Python's own or numpy's
     """Returns ``value`` as a truth value."""
     if type(value).__name__ in ("bool", "bool_"):
         return bool(value)
-    raise refused(call.replace("{}", shown(value)), "True or False", "Leave it out for the default")
+    raise wrong_argument(call.replace("{}", shown(value)), "True or False", "Leave it out for the default")
 
 
 def callable_(call: str, value: object, rule: str, remedy: str) -> None:
     """Checks that ``value`` can be called."""
     if not callable(value):
-        raise refused(call.replace("{}", shown(value)), rule, remedy)
+        raise wrong_argument(call.replace("{}", shown(value)), rule, remedy)
 
 
 def by_name(call: str, value: object, rule: str, remedy: str) -> None:
     """Checks that ``value`` is a mapping, which has values by name."""
     if not isinstance(value, Mapping):
-        raise refused(call.replace("{}", shown(value)), rule, remedy)
+        raise wrong_argument(call.replace("{}", shown(value)), rule, remedy)
 
 
 def name_of(key: object) -> str:
@@ -179,4 +179,4 @@ def one_of(call: str, name: object, known: Iterable[str]) -> str:
         return name
     close = near(str(name), names)
     remedy = f"Did you mean {close!r}?" if close else "Leave it out for the default"
-    raise refused(call.replace("{}", shown(name)), f"one of {', '.join(names)}", remedy)
+    raise wrong_argument(call.replace("{}", shown(name)), f"one of {', '.join(names)}", remedy)

@@ -7,7 +7,7 @@ import types
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.errors import refused, require, shown, truth
+from otel_train.errors import require, shown, truth, wrong_argument
 from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.stages import Stage, StageRecorder, active_session, stage_name
 from otel_train.recording.events import WAIT, SourceKind
@@ -73,7 +73,7 @@ def _callable(function: Any) -> Callable[..., Any]:  # Any: the user's own
         given: Callable[..., Any] = function
         return given
     remedy = 'Wrap what is called, make_step(jax.jit(f)) or stage(f, "loss"), and call what comes back'
-    raise refused(shown(function), "a function", remedy)
+    raise wrong_argument(shown(function), "a function", remedy)
 
 
 class Jax(NamedTuple):

@@ -72,7 +72,7 @@ class RankPlace(FastNamedTuple):
     node_rank: int
 
 
-def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) -> RankPlace:
+def rank_place(environ: Mapping[str, str], live: tuple[int, int] | None = None) -> RankPlace:
     """Returns rank, world size and node of a process with this environment. ``live``: rank and world size from a better source."""
     launcher = next((each for each in LAUNCHERS if _speaks(each, environ)), LAUNCHERS[0])
     rank = _number(environ, launcher.rank) or 0
@@ -385,7 +385,7 @@ def detect(
     process = process or Process()
     environ = os.environ if environ is None else environ
     environ = {**process.ray(), **environ} if "RANK" not in environ else environ
-    place = place_of(environ, process.live_ranks())
+    place = rank_place(environ, process.live_ranks())
     resource = resource_environment(environ)
     scope = _scope(environ, resource, process)
     given = (

@@ -37,7 +37,7 @@ from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.resource import about_run, resource_attributes
 from otel_train.safety import Guard, daemon_thread
 from otel_train.trackers.metrics import EpochWindow
-from otel_train.trackers.schedule import RowScheduler, calls_of
+from otel_train.trackers.schedule import RowScheduler, operation_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -529,7 +529,7 @@ class AgentService:
             self._signals.take("amp_scale", self._recording.scale)
 
     def _read_operations(self) -> None:
-        calls = calls_of(self._recording.operations())
+        calls = operation_calls(self._recording.operations())
         self.run.learn(self._recording.rings.sources)
         self.run.totals.add_operations(calls)
         self.tracking.hold(calls)

@@ -104,7 +104,9 @@ def activities_add_up(summary: Summary) -> Iterator[str]:
             yield f"activities.{name} is {seconds} s: less than nothing"
     exact = summary.has_rates and summary.has_ended
     spent_s, wall_s = sum(summary.activities.values()), summary.wall_s
-    if not near(spent_s, wall_s, share=ROUNDED if exact else BEHIND, slack=ROUNDED_S if exact else BEHIND):
+    if not is_close(
+        spent_s, wall_s, share=ROUNDED if exact else BEHIND, slack=ROUNDED_S if exact else BEHIND
+    ):
         yield f"activities add up to {spent_s} s, wall_seconds is {wall_s} s"
 
 
@@ -119,13 +121,13 @@ def self_is_within_inclusive(summary: Summary) -> Iterator[str]:
     for row in summary.stages:
         own_s, open_s = row["self_seconds"] or 0.0, row["inclusive_seconds"]
         if own_s < 0:
-            yield f"stages: self_seconds of {name_of(row)} is {own_s} s: less than nothing"
+            yield f"stages: self_seconds of {row_name(row)} is {own_s} s: less than nothing"
         whole = row["stage"] == "optimizer" or row["stage"] not in (*STAGES, "checkpoint")
         if whole and open_s is not None:
             own_by_stage[row["stage"]] += own_s
             open_by_stage[row["stage"]] += open_s
         elif row["stage"] != "other" and open_s is not None and own_s > open_s + ROUNDED_S:
-            yield f"stages: self_seconds of {name_of(row)} is {own_s} s, its inclusive_seconds {open_s} s"
+            yield f"stages: self_seconds of {row_name(row)} is {own_s} s, its inclusive_seconds {open_s} s"
     for stage, own_s in own_by_stage.items() if summary.has_ended else ():
         if own_s > open_by_stage[stage] + slack(own_s):
             yield f"stages: self_seconds of all rows of {stage} are {own_s} s, inclusive_seconds {open_by_stage[stage]} s"
@@ -140,12 +142,12 @@ def quantiles_are_in_order(summary: Summary) -> Iterator[str]:
         values, mean_s = list(order.values()), row["avg"]
         if not row["count"]:
             if any(value is not None for value in (*values, mean_s)):
-                yield f"{key}: {name_of(row)} has count {row['count']} and quantiles {order}, avg {mean_s}"
+                yield f"{key}: {row_name(row)} has count {row['count']} and quantiles {order}, avg {mean_s}"
             continue
         if None not in values and values != sorted(values):
-            yield f"{key}: quantiles of {name_of(row)} are out of order: {order}"
+            yield f"{key}: quantiles of {row_name(row)} are out of order: {order}"
         if mean_s is not None and not row["min"] - 1e-9 <= mean_s <= row["max"] + 1e-9:
-            yield f"{key}: avg of {name_of(row)} is {mean_s} s, min {row['min']} s and max {row['max']} s"
+            yield f"{key}: avg of {row_name(row)} is {mean_s} s, min {row['min']} s and max {row['max']} s"
 
 
 def steps_are_counted_once(summary: Summary) -> Iterator[str]:
@@ -211,7 +213,7 @@ def waits_are_data_rows(summary: Summary) -> Iterator[str]:
         if wait is None:
             if counts.get(name):
                 yield f"loaders: {name} has no wait; its rows of stage data have {had}"
-        elif wait["count"] != counts[name] or not near(wait["total_seconds"], seconds[name]):
+        elif wait["count"] != counts[name] or not is_close(wait["total_seconds"], seconds[name]):
             yield (
                 f"loaders: wait of {name} has count {wait['count']} and total_seconds {wait['total_seconds']} s; "
                 f"its rows of stage data have {had}"
@@ -225,7 +227,7 @@ def rates_are_of_counts(summary: Summary) -> Iterator[str]:
     """
     found: dict[str, dict[str, int]] = {"batches": defaultdict(int), "samples": defaultdict(int)}
     for row in summary.document["rates"]:
-        seconds, name = row["seconds"], name_of(row)
+        seconds, name = row["seconds"], row_name(row)
         for unit in ("batches", "samples", "tokens"):
             rate, count = row[f"{unit}_per_second"], row[unit]
             if unit in found:
@@ -233,7 +235,7 @@ def rates_are_of_counts(summary: Summary) -> Iterator[str]:
             if rate is None:
                 if count and seconds:
                     yield f"rates: {name} has {count} {unit} in {seconds} s, and no {unit}_per_second"
-            elif not near(rate * seconds, count or 0):
+            elif not is_close(rate * seconds, count or 0):
                 yield f"rates: {unit}_per_second of {name} is {rate} over seconds {seconds} s, {unit} is {count}"
         asked = sum(each["count"] for each in summary.rows(row["phase"], stage="data", loader=row["loader"]))
         if row["batches"] < asked:
@@ -255,7 +257,7 @@ def rates_are_over_the_time_of_batches(summary: Summary) -> Iterator[str]:
         asked_s = sum(each["inclusive_seconds"] for each in summary.rows(phase, stage="data", loader=loader))
         if seconds and not own_s - asked_s - slack(own_s) <= seconds <= phase_s + slack(phase_s):
             yield (
-                f"rates: seconds of {name_of(row)} is {seconds} s, self_seconds of its stages {own_s} s "
+                f"rates: seconds of {row_name(row)} is {seconds} s, self_seconds of its stages {own_s} s "
                 f"({asked_s} s of waiting included), those of phase {phase} {phase_s} s"
             )
 
@@ -264,7 +266,7 @@ def throughput_is_over_the_wall(summary: Summary) -> Iterator[str]:
     """Demands training counts over the wall time."""
     throughput, trained = summary.document["throughput"], defaultdict[str, int](int)
     wall_s = throughput["wall_seconds"]
-    if not near(wall_s, summary.wall_s):
+    if not is_close(wall_s, summary.wall_s):
         yield f"throughput.wall_seconds is {wall_s} s, wall_seconds is {summary.wall_s} s"
     for row in summary.document["rates"]:
         for unit in ("batches", "samples"):
@@ -275,7 +277,7 @@ def throughput_is_over_the_wall(summary: Summary) -> Iterator[str]:
         if unit != "steps" and "" in summary.document["batches"]:
             continue  # of a batch without a loader there is no rate
         count = trained[unit]
-        if rate is not None and not near(rate * wall_s, count):
+        if rate is not None and not is_close(rate * wall_s, count):
             yield f"throughput.{unit}_per_second is {rate} over {wall_s} s, training has {count} {unit}"
 
 
@@ -293,11 +295,11 @@ def findings_are_shares_of_time(summary: Summary) -> Iterator[str]:
             yield f"findings: share {share} of {name} is not between 0 and 1"
         of = "training_seconds" if finding["phase"] == TRAIN else "wall_seconds"
         of_s = summary.training_s if finding["phase"] == TRAIN else sum(summary.activities.values())
-        if not near(min(seconds, of_s), share * of_s):
+        if not is_close(min(seconds, of_s), share * of_s):
             yield f"findings: share {share} of {name} is of {of} {of_s} s, its seconds are {seconds} s"
 
 
-def near(one: float, other: float, *, share: float = ROUNDED, slack: float = ROUNDED_S) -> bool:
+def is_close(one: float, other: float, *, share: float = ROUNDED, slack: float = ROUNDED_S) -> bool:
     """Returns whether two values are the same within a share of the larger, or within ``slack``."""
     return math.isclose(one, other, rel_tol=share, abs_tol=slack)
 
@@ -307,7 +309,7 @@ def slack(seconds: float) -> float:
     return max(ROUNDED_S, ROUNDED * abs(seconds))
 
 
-def name_of(row: Mapping[str, Any]) -> str:
+def row_name(row: Mapping[str, Any]) -> str:
     """Returns what a row is about."""
     return " ".join(filter(None, (row["phase"], row["loader"], row.get("stage", ""), row.get("model", ""))))
 

@@ -66,7 +66,7 @@ class Fault(NamedTuple):
     what: str
 
 
-def check(folder: Path) -> list[Fault]:
+def check_artifacts(folder: Path) -> list[Fault]:
     """Returns everything that is missing or does not agree in a folder of artifacts; empty when all is well."""
     try:
         summary = _read(folder, SUMMARY, "profiler_summary")
@@ -132,7 +132,9 @@ def _operations(path: Path) -> Iterator[str]:
                 yield f"its columns are not {', '.join(writer.OP_COLUMNS)}"
                 return
             for line, row in enumerate(rows, 2):
-                if len(row) != len(writer.OP_COLUMNS) or any(writer.number(cell) is None for cell in row[2:]):
+                if len(row) != len(writer.OP_COLUMNS) or any(
+                    writer.parsed_number(cell) is None for cell in row[2:]
+                ):
                     yield f"line {line} is no row of values"
                     return
     except (OSError, ValueError, csv.Error) as error:
@@ -296,7 +298,9 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
     yield from _laws(summary, reader.summary)
     home = writer.artifact_folder(run, rank)
     if (home / SUMMARY).exists():
-        yield from (Fault(f"{home.relative_to(run)}/{fault.file}", fault.what) for fault in check(home))
+        yield from (
+            Fault(f"{home.relative_to(run)}/{fault.file}", fault.what) for fault in check_artifacts(home)
+        )
 
 
 def _document(path: Path, schema: str, name: str) -> Iterator[Fault]:

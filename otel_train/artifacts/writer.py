@@ -63,7 +63,7 @@ def schema(name: str) -> str:
 def config(reader: RunReader) -> dict[str, Any]:
     """Returns the identity, host, versions and settings, without secrets."""
     about = {key: value for key, value in without_secrets(reader.about).items() if key != "schema"}
-    return {"schema": schema("config"), **identity(reader), **about, "rank": reader.rank}
+    return {"schema": schema("config"), **run_identity(reader), **about, "rank": reader.rank}
 
 
 def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
     return {**about, "settings": {**settings, **hidden}}
 
 
-def identity(reader: RunReader) -> dict[str, Any]:
+def run_identity(reader: RunReader) -> dict[str, Any]:
     """Returns what every document begins with."""
     known = {**reader.about, **reader.summary}
     return {key: known.get(key) for key in ("run_id", "run_name", "attempt")} | {"rank": reader.rank}
@@ -85,7 +85,7 @@ def metrics(reader: RunReader) -> dict[str, Any]:
     instants = [row.pop("at") for row in rows]
     return {
         "schema": schema("metrics"),
-        **identity(reader),
+        **run_identity(reader),
         "as_of_unix_s": max(instants, default=None),
         "metrics": rows,
     }
@@ -101,13 +101,13 @@ def _metric_rows(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "at": int(point.get("timeUnixNano", 0)) / NS_PER_S,
         }
         if kind == "exponentialHistogram":
-            row |= {name: number(point.get(name)) for name in ("count", "sum", "min", "max")}
+            row |= {name: parsed_number(point.get(name)) for name in ("count", "sum", "min", "max")}
         else:
-            row["value"] = number(point["asDouble"])
+            row["value"] = parsed_number(point["asDouble"])
         yield row
 
 
-def number(value: object) -> float | int | None:
+def parsed_number(value: object) -> float | int | None:
     """Returns a finite number, also one that JSON holds as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -181,7 +181,7 @@ def stage_times(reader: RunReader, source: str, rows: Sequence[Mapping[str, Any]
     timeline = reader.timeline
     return {
         "schema": schema("stage_times"),
-        **identity(reader),
+        **run_identity(reader),
         "totals_from": source,
         "totals": [{key: row[key] for key in (*WORDS, *kept)} for row in rows],
         "per_step": per_step,
@@ -204,7 +204,7 @@ def by_stage(reader: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, 
     for one in found.values():
         one["avg_seconds"] = one["total_seconds"] / one["count"] if one["count"] else None
         one["count"] = one["count"] or None
-    return {"schema": schema("by_stage"), **identity(reader), "stages": found}
+    return {"schema": schema("by_stage"), **run_identity(reader), "stages": found}
 
 
 _log = logging.getLogger("otel_train")
@@ -313,7 +313,7 @@ def _summary(reader: RunReader, rows: list[dict[str, Any]], capture: dict[str, A
     known = {key: value for key, value in reader.summary.items() if key not in ("schema", "stages", "steps")}
     return {
         "schema": schema("profiler_summary"),
-        **identity(reader),
+        **run_identity(reader),
         "state": None,
         **known,
         "ended": reader.ended,

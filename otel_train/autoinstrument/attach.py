@@ -20,9 +20,9 @@ from otel_train.datamodel import system_clock
 from otel_train.instrumentation.compile_events import (
     COMPILED,
     PARTS,
+    compiled_name,
     events,
     listen,
-    name_of,
     retire,
     unlisten,
 )
@@ -211,7 +211,7 @@ class JaxTrainingDetector(FirstSign):
         with self._guard:
             if event == COMPILED:
                 now_ns = self._clock()
-                self._seen = self._seen.plus(now_ns - int(duration_s * 1e9), now_ns, name_of(fun_name))
+                self._seen = self._seen.plus(now_ns - int(duration_s * 1e9), now_ns, compiled_name(fun_name))
             if self._differentiates:
                 self._inside_listener = True
                 self.sign()

@@ -191,7 +191,7 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * MS_PER_S:.3g} ms" if seconds < 1 else duration(seconds)
 
 
-def percent(share: float, decimals: int = 0) -> str:
+def sentence_percent(share: float, decimals: int = 0) -> str:
     """Formats a share for a sentence, with enough decimals that a small one does not read as 0."""
     if share > 0:
         decimals = max(decimals, math.ceil(-math.log10(share)) - 2)

@@ -11,7 +11,7 @@ from otel_train.bottleneck.dataloader import (
     demand_sentence,
     loader_advice,
     milliseconds,
-    percent,
+    sentence_percent,
     start_advice,
     with_costs_of_passes,
 )
@@ -463,7 +463,7 @@ def _compute_bound(run: RuleInput) -> Finding | None:
     known = waits and not beside
     said = f"the model takes {share:.0%}{'' if known else ' of training time'}{_begun(run)}; most goes to {stage}."
     text = (
-        f"Waits for loaders take {percent(waits['steady_wait_ratio'], 1)} of training time; {said}"
+        f"Waits for loaders take {sentence_percent(waits['steady_wait_ratio'], 1)} of training time; {said}"
         if known
         else f"{said[0].upper()}{said[1:]}{_not_seen(run) if beside else ' No loader is seen.'}"
     )
@@ -488,20 +488,20 @@ def _unattributed(run: RuleInput) -> Finding:
     evidence = {**_model_evidence(run), "other_seconds": run.by_stage().get("other", 0.0)}
     evidence["other_ratio"] = evidence["other_seconds"] / total_s
     if stage == "other":
-        most = f"{percent(unexplained_s / total_s)} of training time is in no stage and no loader"
+        most = f"{sentence_percent(unexplained_s / total_s)} of training time is in no stage and no loader"
         before, after_s = max(run.other_after.items(), key=lambda item: item[1], default=("", 0.0))
         if before:
             evidence["other_after_seconds"] = after_s
-            most += f", {percent(after_s / unexplained_s)} of it after `{before}`"
+            most += f", {sentence_percent(after_s / unexplained_s)} of it after `{before}`"
     else:
         evidence[f"{stage}_ratio"] = seconds / total_s
-        most = f"{percent(seconds / total_s)} of training time is in stage `{stage}`"
+        most = f"{sentence_percent(seconds / total_s)} of training time is in stage `{stage}`"
     unnamed_s = unexplained_s - evidence["other_seconds"]
     if unnamed_s:
         evidence["data_without_loader_seconds"] = unnamed_s
     return training_finding(
         "unattributed",
-        f"{most}; the model takes {percent(evidence['model_ratio'])}{_begun(run)}.{_not_seen(run)}",
+        f"{most}; the model takes {sentence_percent(evidence['model_ratio'])}{_begun(run)}.{_not_seen(run)}",
         advice=" ".join(_remedies(run, stage)),
         evidence={**evidence, **run.wait_evidence()},
         share=seconds / total_s,

@@ -6,9 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from otel_train.cli import print_json
-from otel_train.cli.arguments import add_run_dir, chosen, read_all, whole
+from otel_train.cli.arguments import add_run_dir, at_least, chosen_traces, read_all
 from otel_train.console.text import TextLayout
-from otel_train.console.trace_summary import render
+from otel_train.console.trace_summary import render_trace_summary
 from otel_train.files import problem_of
 from otel_train.profiler.storage import metadata_path, note_analysis
 from otel_train.safety import printable
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: the newest run)")
     top = "operators and kernels listed (default: 10)"
-    add("--top", type=whole(1), default=10, metavar="N", help=top)
+    add("--top", type=at_least(1), default=10, metavar="N", help=top)
     shapes = "also list the input shapes of this operator, such as aten::addmm"
     add("--shapes", metavar="OP", help=shapes)
     add("--json", action="store_true", help="print JSON: one object per trace and line")
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Analyzes the traces and prints the result."""
-    traces = read_all(chosen(args.trace, args.run_dir))
+    traces = read_all(chosen_traces(args.trace, args.run_dir))
     documents = summarize_ranks(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):
         if not problem_of(metadata_path(trace.path)):  # it is read and replaced
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         for document in documents:
             print_json(document)
         return 0
-    print(render(TextLayout.of(sys.stdout), documents[0]), end="")
+    print(render_trace_summary(TextLayout.of(sys.stdout), documents[0]), end="")
     if len(documents) > 1:
         others = ", ".join(str(document["path"]) for document in documents[1:])
         print(f"\nThe same of the other ranks: otel-train analyze {printable(others)}")

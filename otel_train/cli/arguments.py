@@ -20,7 +20,7 @@ from otel_train.datamodel import FLIGHT_FILE
 from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.exporters.run_directory import earlier_trainings, find_run
 from otel_train.files import mark_of, rank_folders
-from otel_train.profiler.storage import OF_A_RANK, captures_of, together
+from otel_train.profiler.storage import OF_A_RANK, captures_of, taken_together
 from otel_train.safety import printable
 from otel_train.trace_analysis.events import Trace, read
 
@@ -48,7 +48,7 @@ def names_a_file(target: str) -> bool:
     return path.is_file()
 
 
-def chosen(targets: Sequence[str], run_dir: str) -> list[Path]:
+def chosen_traces(targets: Sequence[str], run_dir: str) -> list[Path]:
     """Returns the trace files that are named; of a run (the newest one without a name), the newest capture of every rank."""
     files = [Path(target) for target in targets]
     if files and all(map(names_a_file, targets)):
@@ -58,7 +58,7 @@ def chosen(targets: Sequence[str], run_dir: str) -> list[Path]:
         raise RunDirectoryError(f"{missing}: is no file. Give trace files, or one run")
     run = chosen_run(targets[0] if targets else None, run_dir)
     if captures := captures_of(run):
-        return together(captures, captures[-1])
+        return taken_together(captures, captures[-1])
     raise RunDirectoryError(
         f"{run}: has no captures. Take one with 'otel-train profile', or give the path of a trace"
     )
@@ -118,7 +118,7 @@ def add_arguments(
     """Adds the arguments of every command that reads a run, with the help of two of them."""
     which = "a run directory, one of its rank folders, or a run id (default: the newest run)"
     parser.add_argument("run", nargs="?", metavar="RUN", help=which)
-    parser.add_argument("--rank", type=whole(0), metavar="N", help=rank)
+    parser.add_argument("--rank", type=at_least(0), metavar="N", help=rank)
     parser.add_argument("--json", action="store_true", help=documents)
     add_run_dir(parser)
 
@@ -132,7 +132,7 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
 MOST_INT: Final = 2**63 - 1
 
 
-def whole(least: int, most: int = MOST_INT, *, zero: str = "") -> Callable[[str], int]:
+def at_least(least: int, most: int = MOST_INT, *, zero: str = "") -> Callable[[str], int]:
     """Returns a parser of an option that is a whole number in these bounds; ``zero``: what 0 means, for the message."""
     rule = f"from {least} to {most}" if most < MOST_INT else f"from {least} on"
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from otel_train.cli import complain, print_json
 from otel_train.cli.arguments import (
     add_run_dir,
+    at_least,
     names_a_file,
     one_rank,
     print_earlier_trainings,
     read_all,
-    whole,
 )
 from otel_train.compare import Side, compare, is_slower, side_of_run, side_of_trace
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, hang, pad, percent, right
@@ -48,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("after", metavar="B", help="the same kind as A")
     limit = "exit code 1 if steps are longer by more than P, such as 5%% or 0.05, with 95 %% confidence"
     add("--fail-if-slower", type=_share, metavar="P", help=limit)
-    add("--rank", type=whole(0), metavar="N", help="with two runs: the rank to compare (default: the lowest)")
+    add(
+        "--rank",
+        type=at_least(0),
+        metavar="N",
+        help="with two runs: the rank to compare (default: the lowest)",
+    )
     add("--json", action="store_true", help="print one JSON object")
     add_run_dir(parser)
 

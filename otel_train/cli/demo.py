@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.cli.arguments import amount, whole
+from otel_train.cli.arguments import amount, at_least
 from otel_train.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -59,16 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     minutes = amount("minutes", MOST_MINUTES, above=True)
     add("--minutes", type=minutes, default=1.0, metavar="M", help="train for M minutes (default: 1)")
-    add("--steps", type=whole(0), default=0, metavar="N", help="stop after N updates, if that is sooner")
-    add("--epochs", type=whole(1), default=0, metavar="N", help="train N epochs, without a time limit")
+    add("--steps", type=at_least(0), default=0, metavar="N", help="stop after N updates, if that is sooner")
+    add("--epochs", type=at_least(1), default=0, metavar="N", help="train N epochs, without a time limit")
     per_epoch = "updates per epoch (default: 100)"
-    add("--steps-per-epoch", type=whole(1), default=100, metavar="N", help=per_epoch)
+    add("--steps-per-epoch", type=at_least(1), default=100, metavar="N", help=per_epoch)
     profiler = "on: capture some steps and write artifacts; off: no instrumentation"
     add("--profiler", choices=["on", "off"], help=profiler)
-    add("--seed", type=whole(0), default=0, metavar="S", help="seed of weights and shuffling (default: 0)")
+    add("--seed", type=at_least(0), default=0, metavar="S", help="seed of weights and shuffling (default: 0)")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="device to train on (default: cpu)")
     workers = "worker processes of the loader 'code' (default: 0)"
-    add("--workers", type=whole(0, MOST_WORKERS), default=0, metavar="W", help=workers)
+    add("--workers", type=at_least(0, MOST_WORKERS), default=0, metavar="W", help=workers)
     add("--run-dir", metavar="D", help="folder in which the run directory is created (default: runs)")
 
 

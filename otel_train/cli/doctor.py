@@ -14,7 +14,7 @@ from otel_train.cli.arguments import amount
 from otel_train.config.sources import resolve
 from otel_train.console.text import TextLayout, hang
 from otel_train.doctor import checks, end_to_end, endpoint, environment
-from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, worst
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, worst_state
 from otel_train.errors import ConfigError
 from otel_train.stack import configuration
 
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the checks and prints the results; returns the exit code of the worst result."""
     findings = run_all_checks(os.environ, _targets(args), endpoint_url=args.endpoint, wait_s=args.wait)
-    code = CODES[worst(findings)]
+    code = CODES[worst_state(findings)]
     if args.json:
         listed = [{"area": each.area, **each._asdict(), "remedy": each.remedy or None} for each in findings]
         print_json({"schema": SCHEMA, "exit_code": code, "findings": listed})
@@ -128,7 +128,7 @@ def lines(findings: Iterable[CheckResult], page: TextLayout) -> list[str]:
             text += hang(head, INDENT, page.prose(finding.what, indent=INDENT) or [""])
             if finding.remedy:
                 text += hang(" " * INDENT, INDENT + 2, page.prose(f"→ {finding.remedy}", indent=INDENT))
-    return [*text[1:], "", page.safe(SAYS[worst(listed)])]
+    return [*text[1:], "", page.safe(SAYS[worst_state(listed)])]
 
 
 def _targets(args: argparse.Namespace) -> end_to_end.ProbeTargets:

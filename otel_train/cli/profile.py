@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.writer import OPS, write
 from otel_train.cli import arguments, complain, print_json
-from otel_train.cli.arguments import amount, whole
+from otel_train.cli.arguments import amount, at_least
 from otel_train.cli.export import say
 from otel_train.cli.run import launched
 from otel_train.config.sources import resolve
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     ranks = "ranks to capture, such as 0,3, or 'all' (default: the lowest)"
     add("--ranks", default="", metavar="RANKS", help=ranks)
-    steps, warmup = whole(1, MOST_STEPS), whole(0, MOST_STEPS)
+    steps, warmup = at_least(1, MOST_STEPS), at_least(0, MOST_STEPS)
     add("--steps", type=steps, default=5, metavar="N", help="steps to record (default: 5)")
     add(
         "--warmup",

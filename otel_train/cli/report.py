@@ -9,7 +9,7 @@ from otel_train.cli import arguments, complain, print_json
 from otel_train.datamodel import SUMMARY_FILE
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import problem_of, replace_named
-from otel_train.profiler.storage import captures_of, together
+from otel_train.profiler.storage import captures_of, taken_together
 from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.metrics_history import series_of
 from otel_train.rundata.run import read_summary
@@ -28,7 +28,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
     """Returns what the report shows: the rank, and the document for scripts with the newest capture of each rank."""
     ranks = [read_summary(folder / SUMMARY_FILE) for folder in folders.values()]
     taken = _readable(captures_of(run))
-    traces = [trace for path in (together(taken, taken[-1]) if taken else []) for trace in _read(path)]
+    traces = [trace for path in (taken_together(taken, taken[-1]) if taken else []) for trace in _read(path)]
     view = RankReader().view(run, rank)
     return view, {
         "summary": view.summary,

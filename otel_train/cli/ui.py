@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from otel_train.cli import complain
-from otel_train.cli.arguments import default_run_dir, ignored_settings, whole
+from otel_train.cli.arguments import at_least, default_run_dir, ignored_settings
 from otel_train.config.validation import MOST_PORT
 from otel_train.errors import RunDirectoryError, require
 from otel_train.exporters.run_directory import folder_name
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     port = f"port, or the next free one (default: {PORT}); 0: any"
     add(
         "--port",
-        type=whole(0, MOST_PORT, zero="; 0 takes any that is free"),
+        type=at_least(0, MOST_PORT, zero="; 0 takes any that is free"),
         default=PORT,
         metavar="P",
         help=port,

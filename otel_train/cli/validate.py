@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.artifacts.validate import Fault, check, check_run
+from otel_train.artifacts.validate import Fault, check_artifacts, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
 from otel_train.cli import complain, print_json
 from otel_train.cli.arguments import add_run_dir, chosen_run, in_processes, print_earlier_trainings
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Checks the files and prints faults by file."""
     folder, made = _chosen(args)
-    faults = check(folder) if made else check_run(folder, in_processes)
+    faults = check_artifacts(folder) if made else check_run(folder, in_processes)
     if args.json:
         listed = [fault._asdict() for fault in faults]
         print_json({"folder": str(folder), "ok": not faults, "faults": listed})
@@ -125,11 +125,13 @@ def _show(args: argparse.Namespace, folder: Path, *, made: bool) -> None:
     page = TextLayout.of(stream)
     if args.analysis:
         from otel_train.console.summary import render_run_summary
-        from otel_train.console.trace_summary import render
+        from otel_train.console.trace_summary import render_trace_summary
 
         text = render_run_summary(page, summary)
         none = page.safe(f"No operations: {capture.get('absent')}") + "\n"
-        print(text + (none if "absent" in capture else render(page, capture)), end="", file=stream)
+        print(
+            text + (none if "absent" in capture else render_trace_summary(page, capture)), end="", file=stream
+        )
     if args.report:
         path = folder / REPORT
         replace_text(path, _artifact_report(folder, summary, capture) if made else page_of_run(folder))

@@ -22,12 +22,12 @@ from otel_train.console.text import (
     known,
     pad,
     percent,
-    place_of,
     plural,
     rate,
     right,
     rounded,
     stacked,
+    stage_place,
 )
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ def _stall(summary: Summary) -> str:
 def stalled_at(stall: Mapping[str, Any]) -> str:
     """Returns the place of a stall, an entry of a summary, as part of a sentence."""
     stage, loader, after = (stall.get(name) or "" for name in ("stage", "loader", "after"))
-    return f"in step {known(stall.get('step'))}, {place_of(stage, loader, after=after)}"
+    return f"in step {known(stall.get('step'))}, {stage_place(stage, loader, after=after)}"
 
 
 def _updates(summary: Summary) -> list[str]:

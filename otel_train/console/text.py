@@ -75,7 +75,7 @@ def plural(number: float | None, noun: str) -> str:
     return f"{count(number)} {noun}{suffix}"
 
 
-def place_of(stage: str, loader: str = "", *, after: str = "", quote: str = "") -> str:
+def stage_place(stage: str, loader: str = "", *, after: str = "", quote: str = "") -> str:
     """Returns where a rank is, as part of a sentence: ``in stage data of loader train``.
 
     Args:

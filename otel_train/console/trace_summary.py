@@ -39,7 +39,7 @@ _PARTS = {
 }  # fmt: skip
 
 
-def render(page: TextLayout, document: Document) -> str:
+def render_trace_summary(page: TextLayout, document: Document) -> str:
     """Returns the analysis of one trace, findings first."""
     sections = (_head, _findings, _stages, _device, _path, _ranks, _ops, _shapes, _kernels, _memory, _missing)
     return page.finish(line for section in sections for line in section(page, document))

@@ -19,7 +19,7 @@ from otel_train.distributed.straggler import (
     MOST_SHOWN,
     Straggler,
     Stragglers,
-    finding,
+    straggler_finding,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +120,11 @@ class RankCoordinator:
 
     def finding(self, train_s: float) -> Finding | None:
         """Returns the finding about a slow rank that rank 0 has made; ``train_s`` is the training time of this rank."""
-        return finding(self._slow, others=self._world_size - 1, train_s=train_s) if self._slow else None
+        return (
+            straggler_finding(self._slow, others=self._world_size - 1, train_s=train_s)
+            if self._slow
+            else None
+        )
 
     @property
     def longest_stall(self) -> list[HangSuspect]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_train.console.text import place_of
+from otel_train.console.text import stage_place
 from otel_train.distributed.rank_report import RankReport
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class HangSuspect(NamedTuple):
 
     def place(self, quote: str = "") -> str:
         """Returns where it is, as part of a sentence; ``quote``: around names."""
-        return place_of(self.stage, self.loader, quote=quote)
+        return stage_place(self.stage, self.loader, quote=quote)
 
 
 def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -> list[HangSuspect]:

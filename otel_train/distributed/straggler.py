@@ -359,7 +359,7 @@ def _together(streak: list[Straggler]) -> Straggler:
     return Straggler(rank, host, stage, excess_s, step_s, waits_s, len(streak), 1 + len(others))
 
 
-def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
+def straggler_finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
     """Returns the finding about a slow rank, for ``train_s`` seconds of training."""
     limits = ((CRITICAL_RATIO, "critical"), (WARNING_RATIO, "warning"))
     stage = "user-defined stages" if slow.stage == NAMED else f"`{slow.stage}`"

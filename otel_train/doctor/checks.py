@@ -49,7 +49,7 @@ def run(checks: Sequence[Check]) -> list[CheckResult]:
     return [found._replace(area=check.area) for check in checks for found in _bounded(check)]
 
 
-def worst(findings: Iterable[CheckResult]) -> str:
+def worst_state(findings: Iterable[CheckResult]) -> str:
     """Returns the worst state among results; ``ok`` without any."""
     return max((finding.state for finding in findings), key=STATES.index, default=OK)
 

@@ -7,7 +7,7 @@ import re
 from _thread import get_ident
 from typing import TYPE_CHECKING
 
-from otel_train.errors import ConfigError, near, refused, text
+from otel_train.errors import ConfigError, near, text, wrong_argument
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.instrumentation.stages import known_stages
 from otel_train.recording.events import (
@@ -101,7 +101,7 @@ class StageCallbacks:
         close = "" if own or name in STAGES else near(plain, STAGES, cutoff=_SLIP)
         if close:
             rule = f"{', '.join(STAGES)}, or a user-defined stage"
-            raise refused(f"on({name!r})", rule, f"Did you mean {close!r}?")
+            raise wrong_argument(f"on({name!r})", rule, f"Did you mean {close!r}?")
 
     @property
     def faults(self) -> int:

@@ -157,7 +157,7 @@ def retire(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as a
     _retired.append((monitoring, listener))
 
 
-def name_of(compiled: object) -> str:
+def compiled_name(compiled: object) -> str:
     """Returns the program's function that JAX compiled under this name; "" for an operation of JAX."""
     name = re.sub(_WRAPPED_NAME, r"\1", str(compiled or ""))
     if not name.isidentifier() or name.startswith("_"):
@@ -236,4 +236,4 @@ class JaxCompilerProbe(_Compilations):
             again = None
             if call is not None:
                 again, call.compiling = call.compiled, True
-            self._add(Compile(begun_ns, ended_ns, again, "jax", name_of(compiled)))
+            self._add(Compile(begun_ns, ended_ns, again, "jax", compiled_name(compiled)))

@@ -169,7 +169,7 @@ class WorkerPool:
         for worker, process in enumerate(self.processes):
             if worker in known:
                 continue
-            cause = how_it_ended(process, self.pids[worker])
+            cause = exit_cause(process, self.pids[worker])
             if cause is None or (cause == UNKNOWN and not over and _status_comes_later(process)):
                 continue
             known.add(worker)
@@ -204,7 +204,7 @@ class WorkerInit:
         iterator.__dict__[INIT] = pool.clock(init) if pool is not None else init
 
 
-def how_it_ended(process: Any, pid: int) -> str | None:  # Any: multiprocessing's process
+def exit_cause(process: Any, pid: int) -> str | None:  # Any: multiprocessing's process
     """Returns the exit cause of a worker: None while it runs, "" for a normal exit. Does not reap it."""
     popen: Any = getattr(process, "_popen", None)  # its own poll() would reap it
     status = getattr(popen, "returncode", 0)
@@ -275,7 +275,7 @@ def loader_state(pools: Iterable[WorkerPool]) -> LoaderState | None:
         if pool.over or iterator is None:
             continue
         pids += pool.pids
-        ends += [how_it_ended(*worker) for worker in zip(pool.processes, pool.pids, strict=True)]
+        ends += [exit_cause(*worker) for worker in zip(pool.processes, pool.pids, strict=True)]
         limit += len(pool.processes) * (getattr(iterator, "_prefetch_factor", None) or 2)
         ready = _ready(iterator)
         queued = None if queued is None or ready is None else queued + sum(ready)

@@ -260,7 +260,7 @@ class _Binding(FastNamedTuple):
     parameter: bool = False
 
 
-def place_of(loader: Any) -> CallSite:  # Any: the user's loader
+def call_site_of(loader: Any) -> CallSite:  # Any: the user's loader
     """Returns the place that iterates ``loader``, from the frames around this call. Called once per loader.
 
     A framework's name for the loader wins. Else the nearest specific name wins: a local variable, an attribute of ``self``,

@@ -26,7 +26,7 @@ from otel_train.instrumentation.module import (
     is_or_wraps,
     no_open_forward,
 )
-from otel_train.instrumentation.naming import CallSite, Loader, free_name, is_passed, place_of
+from otel_train.instrumentation.naming import CallSite, Loader, call_site_of, free_name, is_passed
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe
 from otel_train.safety import Guard, free_in_forks, replace
 
@@ -289,7 +289,7 @@ class ProbeRegistry:
         place = CallSite("", None)
         if not self._naming.closed:
             with self._naming:
-                place = place_of(loader)
+                place = call_site_of(loader)
         name = place.name or type(getattr(loader, "dataset", loader)).__name__
         return place._replace(name=re.sub(_NOT_IN_NAMES, "_", name)[:MOST_CHARS])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_train.errors import refused, shown, text
+from otel_train.errors import shown, text, wrong_argument
 from otel_train.instrumentation.naming import calling
 from otel_train.recording.events import SourceKind
 from otel_train.recording.shared_memory import PendingEntries, unreported
@@ -96,7 +96,7 @@ class Timers:
         now_ns = self._clock()
         if not isinstance(token, Token):
             remedy = 'Write token = begin("load"), and end(token)'
-            raise refused(f"end({shown(token)})", "a token that begin() returned", remedy)
+            raise wrong_argument(f"end({shown(token)})", "a token that begin() returned", remedy)
         if token.timers is self and token.begun_ns:
             if token.name not in self._guards or not self._guards[token.name].closed:
                 if len(self._ended) == MOST_WAITING:

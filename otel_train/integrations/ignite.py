@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_train.errors import refused, require, shown
+from otel_train.errors import require, shown, wrong_argument
 from otel_train.integrations.shared_session import CallbackSession
 
 _Events: Any = require("ignite.engine", extra="ignite").Events
@@ -30,7 +30,7 @@ class OtelTrainHandler:
     def attach(self, engine: Any) -> None:
         """Observes every run of ``engine``: pass the trainer, not evaluators. A ConfigError if it is no engine."""
         if not hasattr(engine, "add_event_handler"):
-            raise refused(f"attach({shown(engine)})", "an Engine of Ignite", "Pass the trainer")
+            raise wrong_argument(f"attach({shown(engine)})", "an Engine of Ignite", "Pass the trainer")
         # Ignite calls a handler with the engine if its signature takes it, else without.
         engine.add_event_handler(_Events.STARTED, self._shared.join)
         engine.add_event_handler(_Events.EPOCH_STARTED, self._epoch_started)

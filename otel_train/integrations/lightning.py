@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train import api
 from otel_train.config.settings import MOST_TOP
-from otel_train.errors import MissingExtraError, refused, require, shown, truth, whole
+from otel_train.errors import MissingExtraError, require, shown, truth, whole, wrong_argument
 from otel_train.instrumentation.naming import named_loaders, named_models
 from otel_train.integrations.lightning_support import (
     activities_of,
@@ -293,7 +293,7 @@ def _started_by_launcher(trainer: Any) -> bool:
 def _folder(given: Any) -> str:  # Any: the user's own
     if given is None or isinstance(given, (str, os.PathLike)):
         return str(os.fspath(given or ""))
-    raise refused(f"output_dir={shown(given)}", "the path of a folder", "Leave it out for none")
+    raise wrong_argument(f"output_dir={shown(given)}", "the path of a folder", "Leave it out for none")
 
 
 def _console(top: int) -> dict[str, Any]:

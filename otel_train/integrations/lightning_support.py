@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train import api
 from otel_train.distributed.store import JobStore, connect
 from otel_train.errors import ConfigError
-from otel_train.integrations.shared_session import plain
+from otel_train.integrations.shared_session import without_containers
 from otel_train.profiler.requests import activities
 from otel_train.resource import LAUNCH_RUN, find_job, given_run_id, run_id_of_start
 from otel_train.safety import Guard
@@ -143,7 +143,9 @@ def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
     for epoch in several:
         if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or epoch.__index__() < 1:
             remedy = "They count from 1: for the first write [1]"
-            raise ConfigError(f"profile_epochs={plain(given)!r}: {epoch!r} is no epoch. {remedy}")
+            raise ConfigError(
+                f"profile_epochs={without_containers(given)!r}: {epoch!r} is no epoch. {remedy}"
+            )
     return frozenset(epoch.__index__() for epoch in several)
 
 

@@ -69,18 +69,18 @@ shared = SharedSession()
 """Of this process."""
 
 
-def plain(value: Any) -> Any:  # Any: what a configuration library made
+def without_containers(value: Any) -> Any:  # Any: what a configuration library made
     """Converts containers of configuration libraries such as Hydra to dicts and lists."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): without_containers(each) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, list, tuple)):
-        return [plain(each) for each in value]
+        return [without_containers(each) for each in value]
     return value
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns checked settings as keywords of ``instrument``."""
-    settings = {name: plain(value) for name, value in given.items()}
+    settings = {name: without_containers(value) for name, value in given.items()}
     resolved(settings)
     return settings
 

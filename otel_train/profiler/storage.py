@@ -97,7 +97,7 @@ def captures_of(run: Path, *ranks: Path) -> list[Path]:
     return sorted(found, key=lambda path: (changed_ns(path), path.name))
 
 
-def together(captures: Sequence[Path], one: Path) -> list[Path]:
+def taken_together(captures: Sequence[Path], one: Path) -> list[Path]:
     """Returns the captures of all ranks taken together with one."""
     name = OF_A_RANK.sub("", one.name)
     found = [path for path in captures if OF_A_RANK.sub("", path.name) == name]

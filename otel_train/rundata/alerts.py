@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
-from otel_train.console.text import bytes_of, count, duration, percent, place_of, plural, rounded
+from otel_train.console.text import bytes_of, count, duration, percent, plural, rounded, stage_place
 from otel_train.datamodel import EVENTS_FILE, NS_PER_S
 from otel_train.files import parse_line, read_part
 from otel_train.rundata.files import mapping, number, rows, text, whole
@@ -182,7 +182,7 @@ def _stall(about: Mapping[str, Any]) -> str:
 
 
 def _place(about: Mapping[str, Any]) -> str:
-    return place_of(_value(about, catalog.SPAN_STAGE), _value(about, catalog.SPAN_LOADER), quote="`")
+    return stage_place(_value(about, catalog.SPAN_STAGE), _value(about, catalog.SPAN_LOADER), quote="`")
 
 
 def _nonfinite(about: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from otel_train.rundata.files import (
     whole,
 )
 from otel_train.rundata.flight import FlightHistory
-from otel_train.rundata.liveness import Liveness, liveness, worst, written_until
+from otel_train.rundata.liveness import Liveness, liveness, state_of_run, written_until
 from otel_train.rundata.metrics_history import MetricsHistory, in_order
 from otel_train.rundata.run import records_below
 from otel_train.rundata.schemas import message_of, wrong_values
@@ -391,7 +391,7 @@ class RunList:
         about = self._documents.get_or_empty(run / RUN_FILE, [])
         summaries = [self._rows.get_or_empty(folder / SUMMARY_FILE, []) for folder in folders]
         summary, states = summaries[0], _states(folders, summaries, about)
-        state = worst(states)
+        state = state_of_run(states)
         if not about and not summary and not is_run(run):
             return None
         known = {**about, **summary}

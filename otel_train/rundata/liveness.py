@@ -60,7 +60,7 @@ _WORST_FIRST = (
 )  # fmt: skip
 
 
-def worst(states: Iterable[Liveness]) -> Liveness:
+def state_of_run(states: Iterable[Liveness]) -> Liveness:
     """Returns the state of a run, of those of its ranks; a rank of which nothing is known says nothing of the run."""
     return min(states, key=lambda state: _WORST_FIRST.index(state.word))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.config.settings import CODE, DEFAULTS, ResolvedConfig, in_force
 from otel_train.config.validation import TRACKER_CHOICES, IgnoredSetting, switch_of, words_of
-from otel_train.errors import ConfigError, by_name, near, one_of, refused, shown
+from otel_train.errors import ConfigError, by_name, near, one_of, shown, wrong_argument
 from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.trackers import OpeningTracker, mlflow, tensorboard, wandb
 
@@ -87,7 +87,7 @@ def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
         named = f"If that is the {key}, write {name}={ {key: str(value)} }"
         remedy = f"Did you mean {close!r}?" if close else named
     rule = f"'auto', True, False, {TRACKERS[name].expected}, or a dict"
-    raise refused(f"{name}={shown(value)}", rule, remedy)
+    raise wrong_argument(f"{name}={shown(value)}", rule, remedy)
 
 
 def _keys_of(name: str) -> tuple[str, ...]:

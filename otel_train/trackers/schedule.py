@@ -24,7 +24,7 @@ MOST_HELD = 100_000
 """Operations held back while the thread that trains writes nothing; 6 MB."""
 
 
-def calls_of(ended: np.ndarray) -> StageCalls:
+def operation_calls(ended: np.ndarray) -> StageCalls:
     """Converts to calls, in the order of their ends; ``ended`` is int64[n, 3]: operation, when it began, when it ended."""
     source, begun_ns, ended_ns = ended[np.argsort(ended[:, 2], kind="stable")].T
     zeros = np.zeros(len(ended), dtype=np.int64)

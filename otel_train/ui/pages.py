@@ -432,7 +432,7 @@ def run_page(view: RankView, tab: str, *, capture: str | None) -> str:
         f"{board(view.notices, unfold=int(tab == TABS[0]))}{body}</div>"
     )
     return frame(
-        f"{name_of(view)} · {tab}",
+        f"{shown_name(view)} · {tab}",
         main,
         trail=f"<span><bdi>{escape(view.run.name)}</bdi></span>",
         every_s=1.0 if view.state.live else 5.0,
@@ -448,7 +448,7 @@ def no_such_run_page(name: str) -> str:
     return frame("no such run", main, every_s=5.0)
 
 
-def name_of(view: RankView) -> str:
+def shown_name(view: RankView) -> str:
     """Returns the name of the run for people."""
     return text(view.summary.get("run_name")) or text(view.about.get("run_name")) or view.run.name
 
@@ -471,7 +471,7 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
         f"<bdi><code>{escape(_id_of(view))}</code></bdi>",
     ]
     shown = " · ".join(fact for fact in facts if fact)
-    return f'<div class="title"><h1><bdi>{escape(name_of(view))}</bdi></h1>{badge(view.state)}{beside}</div><p class="dim facts">{shown}</p>'
+    return f'<div class="title"><h1><bdi>{escape(shown_name(view))}</bdi></h1>{badge(view.state)}{beside}</div><p class="dim facts">{shown}</p>'
 
 
 def _id_of(view: RankView) -> str:
@@ -606,7 +606,7 @@ def report_page(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
         for name, part in parts.items()
     )
     return (
-        _head(name_of(view), f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
+        _head(shown_name(view), f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
         + f'<style>{asset("page.css")}</style></head><body><a class="skip" href="#main">Skip to the findings</a>'
         f'<header class="top"><nav aria-label="Sections"><span class="brand">otel_train</span> {links}</nav></header>'
         f'<main id="main">{title_of(view, static=True)}{board(view.notices, unfold=len(view.notices))}{body}</main>'

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from otel_train.cli.main import main
-from otel_train.distributed.hang import compare
+from otel_train.distributed.hang import suspects_after
 from otel_train.rundata.flight import read_postmortem
 from tests.support.ranks import arguments, environment, events, free_port, job, summary, whole
 
@@ -95,7 +95,9 @@ def test_a_hung_rank_is_named_with_its_stage(
         if "interrupted" in options:
             started.interrupt()
 
-    (found,) = compare([read_postmortem(tmp_path / "job" / f"rank{rank}") for rank in range(world_size)])
+    (found,) = suspects_after(
+        [read_postmortem(tmp_path / "job" / f"rank{rank}") for rank in range(world_size)]
+    )
     assert (found.rank, found.stage) == (culprit, place[0])
     assert named["train.rank"] == culprit
     assert (named["train.stage"], named["train.loader"]) == place

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_train.distributed.rank_report import RankReport
-from otel_train.distributed.straggler import Straggler, Stragglers, compare
+from otel_train.distributed.straggler import Straggler, Stragglers, window_between
 from tests.support.rank_reports import later, world
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
@@ -33,7 +33,7 @@ def synchronous(spent: list[list[float]]) -> list[list[float]]:
 
 
 def candidate(spent: list[list[float]], *, scale: float = 1.0) -> Straggler | None:
-    found = compare(*window(spent, scale=scale))
+    found = window_between(*window(spent, scale=scale))
     assert found is not None
     return found.candidate
 

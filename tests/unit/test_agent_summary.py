@@ -20,7 +20,7 @@ from otel_train.console.summary import render_run_summary
 from otel_train.console.text import TextLayout
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.distributed.hang import HangSuspect
-from otel_train.distributed.straggler import Straggler, finding
+from otel_train.distributed.straggler import Straggler, straggler_finding
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 from tests.support.runs import run_state
@@ -258,7 +258,9 @@ def test_a_rank_that_waits_for_a_slow_one_is_not_compute_bound(
     rank: int, excess_s: float, *, stays: bool
 ) -> None:
     """It waits in backward. What else was found of it stays."""
-    slow = finding(Straggler(1, "b", "other", excess_s, 0.033, excess_s, 4, 1), others=1, train_s=10.0)
+    slow = straggler_finding(
+        Straggler(1, "b", "other", excess_s, 0.033, excess_s, 4, 1), others=1, train_s=10.0
+    )
     found = [
         {"name": "input_bound", "severity": "warning", "share": 0.01},
         {"name": "compute_bound", "severity": "ok", "share": 0.0, "evidence": {"model_ratio": 0.97}},

@@ -12,7 +12,7 @@ import pytest
 
 import otel_train
 from otel_train.cli import arguments
-from otel_train.profiler.storage import together
+from otel_train.profiler.storage import taken_together
 from tests.support.command_line import Cli
 from tests.support.made_trace import MadeTrace, training
 
@@ -78,7 +78,7 @@ def test_captures_of_one_moment_belong_together(tmp_path: Path) -> None:
     names = ["epoch_1-rank0.json.gz", "epoch_1-rank10.json.gz", "epoch_2-rank0.json.gz"]
     paths = [tmp_path / name for name in names]
 
-    assert together(paths, paths[0]) == paths[:2]
+    assert taken_together(paths, paths[0]) == paths[:2]
 
 
 @pytest.mark.parametrize(

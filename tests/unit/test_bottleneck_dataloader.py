@@ -13,7 +13,7 @@ from otel_train.bottleneck.dataloader import (
     LoaderFacts,
     LoaderThroughput,
     loader_rows,
-    percent,
+    sentence_percent,
     throughputs,
     workers_needed,
 )
@@ -231,4 +231,4 @@ def test_the_steady_wait_is_counted_without_the_first_batches() -> None:
 )
 def test_a_small_share_does_not_read_as_nothing(share: float, said: str) -> None:
     """What is something is not shown as 0 %."""
-    assert percent(share) == said
+    assert sentence_percent(share) == said

@@ -6,7 +6,7 @@ import inspect
 import weakref
 from typing import Any
 
-from otel_train.instrumentation.naming import place_of, variables_of
+from otel_train.instrumentation.naming import call_site_of, variables_of
 
 
 class Thing:
@@ -35,7 +35,7 @@ def test_a_loader_is_named_and_what_is_beside_it_dies_when_the_program_lets_go_o
     """The name is looked for in every function that calls, while the model of the fold is in a variable of one."""
     thing, train_loader = Thing(), Thing()
     gone = weakref.ref(thing)
-    name = place_of(train_loader).name
+    name = call_site_of(train_loader).name
     del thing
 
     assert name == "train_loader"

@@ -24,7 +24,7 @@ from otel_train.config import Config
 from otel_train.config.validation import MIB
 from otel_train.console.text import TextLayout
 from otel_train.doctor import end_to_end, endpoint, environment
-from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, run, worst
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, run, worst_state
 from otel_train.doctor.environment import Machine
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.command_line import Cli
@@ -64,7 +64,7 @@ def test_a_check_that_hangs_costs_its_limit_and_keeps_what_it_had() -> None:
     release.set()
 
     assert [finding.what for finding in found] == ["so far", "no answer within 0.2 s"]
-    assert worst(found) == PROBLEM
+    assert worst_state(found) == PROBLEM
 
 
 def test_a_check_that_raises_is_a_finding() -> None:
@@ -381,7 +381,7 @@ def test_a_clock_that_is_off_is_as_bad_as_it_is_far_off(ahead_s: float, state: s
     with http_receiver(ahead_s=ahead_s) as receiver:
         found = looked_at(receiver.endpoint)
 
-    assert worst(found) == state
+    assert worst_state(found) == state
     if state != OK:
         assert ("ahead of" if ahead_s > 0 else "behind") in bad(found)[0].what
 

@@ -24,7 +24,7 @@ from otel_train.integrations.lightning_support import (
     steps_per_epoch,
     time_checkpoints,
 )
-from otel_train.integrations.shared_session import SharedSession, checked, merged, plain
+from otel_train.integrations.shared_session import SharedSession, checked, merged, without_containers
 from otel_train.trackers.metrics import left_out, without
 from tests.support.store import FakeStore
 from tests.support.zero_code import printed_by
@@ -184,7 +184,11 @@ def test_settings_of_a_configuration_library_become_python_s_own() -> None:
     """Hydra's lists and dicts are no list and no dict."""
     given = {"wandb": {"project": "mine"}, "console_metrics": range(2), "run_name": "x"}
 
-    assert plain(given) == {"wandb": {"project": "mine"}, "console_metrics": [0, 1], "run_name": "x"}
+    assert without_containers(given) == {
+        "wandb": {"project": "mine"},
+        "console_metrics": [0, 1],
+        "run_name": "x",
+    }
 
 
 def test_a_wrong_setting_is_refused_where_the_callback_is_made() -> None:

@@ -15,7 +15,7 @@ from otel_train.instrumentation.compile_events import (
     COMPILED,
     TOGETHER_NS,
     JaxCompilerProbe,
-    name_of,
+    compiled_name,
     running,
 )
 from otel_train.testing import FakeClock
@@ -129,7 +129,7 @@ def test_a_compile_that_began_before_the_session_counts_from_the_session_on() ->
 )
 def test_only_functions_of_the_program_have_a_name(given: object, name: str) -> None:
     """A reader looks for the name in the own code: a lambda or a part of JAX is not found there."""
-    assert name_of(given) == name
+    assert compiled_name(given) == name
 
 
 def test_an_operation_of_jax_is_no_function_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +138,8 @@ def test_an_operation_of_jax_is_no_function_of_the_program(monkeypatch: pytest.M
     operations.convert_element_type = None
     monkeypatch.setitem(sys.modules, "jax.lax", operations)
 
-    assert name_of("jit(convert_element_type)") == ""
-    assert name_of("jit(train_step)") == "train_step"
+    assert compiled_name("jit(convert_element_type)") == ""
+    assert compiled_name("jit(train_step)") == "train_step"
 
 
 def test_a_trace_that_nothing_follows_is_no_compile(compiler: Compiler) -> None:

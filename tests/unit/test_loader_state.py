@@ -16,7 +16,7 @@ from otel_train.instrumentation.dataloader_workers import (
     LoaderState,
     WorkerExit,
     WorkerPool,
-    how_it_ended,
+    exit_cause,
     loader_state,
 )
 
@@ -76,11 +76,11 @@ def test_a_worker_of_a_fork_server_is_seen_to_run_and_to_end() -> None:
     process = child("sleep", "forkserver")
     mine = iterator([process])
     pool = WorkerPool(mine)
-    running = how_it_ended(process, process.pid)
+    running = exit_cause(process, process.pid)
     state = seen(mine)
     os.kill(process.pid, signal.SIGKILL)
     multiprocessing.connection.wait([process.sentinel], 30)
-    ended, early = how_it_ended(process, process.pid), pool.exits()
+    ended, early = exit_cause(process, process.pid), pool.exits()
     process.join()
 
     assert running is None
@@ -103,7 +103,7 @@ def test_a_signal_without_a_name_is_reported_by_its_number() -> None:
     """Real-time signals."""
     process = SimpleNamespace(pid=7, _popen=SimpleNamespace(returncode=-40))
 
-    assert how_it_ended(process, 7) == "signal_40"
+    assert exit_cause(process, 7) == "signal_40"
 
 
 def test_a_pool_is_done_when_it_is_over_and_every_worker_has_ended() -> None:

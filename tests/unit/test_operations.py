@@ -16,7 +16,7 @@ from otel_train.accounting.types import NOTHING, StageCalls
 from otel_train.instrumentation.timers import MOST_WAITING, Timers, Token
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
-from otel_train.trackers.schedule import HeldOperations, calls_of
+from otel_train.trackers.schedule import HeldOperations, operation_calls
 from tests.support.flight import PrivateMemory
 
 
@@ -154,7 +154,9 @@ def test_operations_come_in_the_order_of_their_ends_and_never_early(
     seen: list[int] = []
     bounds = [0, *[min(at, len(given_)) for at in reported], len(given_)]
     for begin, end in itertools.pairwise(bounds):
-        held.add(calls_of(np.array([(0, 0, at) for at in given_[begin:end]], dtype=np.int64).reshape(-1, 3)))
+        held.add(
+            operation_calls(np.array([(0, 0, at) for at in given_[begin:end]], dtype=np.int64).reshape(-1, 3))
+        )
     for until in finals:
         part = ends_of(held.among(NOTHING, until).occurrences)
         assert all(at <= until for at in part)

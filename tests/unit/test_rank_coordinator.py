@@ -18,7 +18,7 @@ from otel_train.config import Config
 from otel_train.distributed.coordinator import RECORDS_PER_S, Job, RankCoordinator
 from otel_train.distributed.rank_report import decode, encode
 from otel_train.distributed.store import Exchange
-from otel_train.distributed.straggler import Straggler, finding
+from otel_train.distributed.straggler import Straggler, straggler_finding
 from otel_train.resource import Process, detect
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
@@ -165,7 +165,7 @@ def test_every_rank_knows_the_slow_rank_that_rank_0_has_found(
     first.turns()
     last.turns()
 
-    assert last.ranks.finding(10.0) == finding(slow, others=3, train_s=10.0)
+    assert last.ranks.finding(10.0) == straggler_finding(slow, others=3, train_s=10.0)
     store.held["p/0"] = encode(report(0))
     last.turns()
     assert last.ranks.finding(10.0) is None

@@ -26,8 +26,8 @@ from otel_train.resource import (
     instance_id,
     live_ranks,
     parent_mark,
-    place_of,
     pod_namespace,
+    rank_place,
     ray_environment,
     resource_attributes,
     resource_environment,
@@ -288,7 +288,7 @@ def test_children_of_one_process_see_the_same_parent() -> None:
 ])  # fmt: skip
 def test_the_place_of_a_process_is_what_its_launcher_says(environ: str, place: tuple[int, ...]) -> None:
     """A rank that thinks it is rank 0 exports what only rank 0 may export."""
-    assert tuple(place_of(dict(word.split("=") for word in environ.split()))) == place
+    assert tuple(rank_place(dict(word.split("=") for word in environ.split()))) == place
 
 
 def test_an_initialised_process_group_knows_better_than_the_environment() -> None:

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from otel_train.distributed.rank_report import NAMED, RankReport
-from otel_train.distributed.straggler import Straggler, Stragglers, finding, window_between, windows_needed
+from otel_train.distributed.straggler import (
+    Straggler,
+    Stragglers,
+    straggler_finding,
+    window_between,
+    windows_needed,
+)
 from tests.support.rank_reports import later, report, world
 
 FAIR = {"data": 0.001, "forward": 0.010, "backward": 0.020, "optimizer": 0.001, "other": 0.001}
@@ -202,7 +208,9 @@ def test_a_node_whose_ranks_take_turns_as_the_slowest_is_named() -> None:
     assert found is not None
     assert (found.host, found.stage) == ("gpu-1", "forward")
     assert found.ranks > 1
-    assert f"{found.ranks} ranks on gpu-1 are slow" in finding(found, others=23, train_s=1.0).summary
+    assert (
+        f"{found.ranks} ranks on gpu-1 are slow" in straggler_finding(found, others=23, train_s=1.0).summary
+    )
     # All eight are published, window by window: each is 20 % above the median all the time.
     assert {excess.rank for excess in job.stragglers.top} == set(range(8, 16))
 
@@ -291,7 +299,7 @@ def test_the_spread_is_over_ranks_per_step() -> None:
 def test_the_finding_says_who_where_what_and_how_much() -> None:
     """A person on call must know which machine to look at, and at what."""
     slow = Straggler(rank=5, host="gpu-17", stage="data", excess_s=0.05, step_s=0.2, waits_s=0.048, windows=7)
-    found = finding(slow, others=7, train_s=1000.0)
+    found = straggler_finding(slow, others=7, train_s=1000.0)
 
     assert found.name == "straggler_bound"
     assert "Rank 5 on gpu-17 is slow in `data`: 50 ms more per step" in found.summary
@@ -305,7 +313,7 @@ def test_every_stage_that_can_be_slow_has_advice() -> None:
     """A finding without advice is a complaint."""
     for stage in ("data", "h2d", "forward", "other", NAMED):
         slow = Straggler(1, "node", stage, 0.05, 0.2, 0.048, 7)
-        assert "rank 1" in finding(slow, others=1, train_s=1.0).advice
+        assert "rank 1" in straggler_finding(slow, others=1, train_s=1.0).advice
 
 
 def test_without_time_there_is_no_window() -> None:
