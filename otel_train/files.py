@@ -17,7 +17,9 @@ import os
 import re
 import stat
 import threading
+import zlib
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from otel_train.errors import RunDirectoryError
@@ -66,6 +68,8 @@ MOST_DEPTH: Final = 64
 
 MOST_LINE_BYTES: Final = 8 << 20
 """Longer than a line of metrics is at the widest profile."""
+
+_CHUNK_BYTES: Final = 1 << 20
 
 _MOST_DIGITS: Final = 20
 """Of an integer: 64 bits and a sign. Larger ones overflow whatever computes with them."""
@@ -362,8 +366,52 @@ def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[byte
     """Yields the lines of a file with their ends; a longer line is cut, without an end."""
     while line := file.readline(most_bytes):
         yield line
-        while len(line) == most_bytes and not line.endswith(b"\n"):
-            line = file.readline(most_bytes)
+        if len(line) == most_bytes and not line.endswith(b"\n"):
+            skip_line(file)
+
+
+def skip_line(file: BinaryIO) -> bool:
+    """Moves behind the end of the line; to the end of the file, and False, where it has none."""
+    for chunk in _chunks(file):
+        if (end := chunk.find(b"\n")) >= 0:
+            file.seek(end + 1 - len(chunk), os.SEEK_CUR)
+            return True
+    return False
+
+
+def unzipped(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the text of gzip data, in parts of at most 1 MiB. Zeros behind them, of which there may be gigabytes, are skipped.
+
+    Raises:
+        EOFError: they end early.
+        zlib.error: they are damaged.
+    """
+    data = b""
+    while True:
+        stream = zlib.decompressobj(wbits=31)  # with the head and the checksum of gzip
+        while not stream.eof:
+            data = data or file.read(_CHUNK_BYTES)
+            text = stream.decompress(data, _CHUNK_BYTES)
+            if not data and not text:
+                raise EOFError
+            data = stream.unconsumed_tail
+            if text:
+                yield text
+        left = chain((stream.unused_data,), _chunks(file))
+        data = next(filter(None, (chunk.lstrip(b"\0") for chunk in left)), b"")
+        if not data:
+            return
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    """Yields what is left of a file without its holes, which are zeros: one of gigabytes takes no time."""
+    while chunk := file.read(_CHUNK_BYTES):
+        yield chunk
+        try:
+            file.seek(file.tell(), os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there is no data behind
+                file.seek(0, os.SEEK_END)
 
 
 # --- JSON -------------------------------------------------------------------------------------------
@@ -393,6 +441,7 @@ class JsonFileCache:
     ) -> None:
         self._part, self._most = part, most
         self._kept: dict[Path, tuple[Mark, dict[str, Any]]] = {}
+        self._guard = threading.Lock()
 
     def get(self, path: Path) -> dict[str, Any]:
         """Returns the content of the file; raises as ``read_json``."""
@@ -402,10 +451,11 @@ class JsonFileCache:
             return kept[1]
         value = read_json(path) if self._part is None else self._part(read_json(path))
         if mark is not None:
-            self._kept.pop(path, None)
-            while len(self._kept) >= self._most:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[path] = (mark, value)
+            with self._guard:
+                self._kept.pop(path, None)
+                while len(self._kept) >= self._most:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[path] = (mark, value)
         return value
 
     def get_or_empty(self, path: Path, warnings: list[str]) -> dict[str, Any]:
@@ -588,7 +638,9 @@ class BoundedLines:
         self.close()
         make_folder(self.path.parent)
         self._fd = open_to_write(self.path, append=True)
-        self._size_bytes = _without_torn_line(self._fd)
+        self._size_bytes = os.fstat(self._fd).st_size
+        if self._size_bytes <= self._max_bytes // 2:  # a larger one, of another bound, is rotated as it is
+            self._size_bytes = _without_torn_line(self._fd)
 
     def _was_removed(self) -> bool:
         # It was removed or rotated: what follows belongs into a new one.
@@ -662,4 +714,4 @@ def _without_torn_line(fd: int) -> int:
 
 def _count_lines(path: Path) -> int:
     with open_binary(path) as lines:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(1 << 20), b""))
+        return sum(chunk.count(b"\n") for chunk in _chunks(lines))

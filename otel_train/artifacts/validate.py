@@ -41,7 +41,7 @@ from otel_train.files import (
     read_json,
 )
 from otel_train.profiler.storage import METADATA_SUFFIX
-from otel_train.rundata.files import current_document, is_former, mapping
+from otel_train.rundata.files import current_document, is_former, mapping, whole
 from otel_train.rundata.run import read_run
 from otel_train.rundata.schemas import REMEDY, wrong_values
 
@@ -57,6 +57,9 @@ _MOST_PARSED_BYTES = 256 << 20
 """A larger trace is looked at by its beginning and its end: parsed, it would take ten times its size in memory."""
 
 _EDGE_BYTES = 4096
+
+_MOST_LINES_BYTES = 1 << 30
+"""Of a file of lines. ``max_run_dir_bytes`` allows all files of a rank a quarter of it by default."""
 
 
 class Fault(NamedTuple):
@@ -294,7 +297,7 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
         if REMEDY not in said:  # a message about wrong values, which are listed by file
             yield Fault(folder.name, said)
     for name, schema in LINES.items():
-        yield from _lines(folder / name, schema)
+        yield from _lines(folder / name, schema, _most_bytes(settings))
     yield from _laws(summary, reader.summary)
     home = writer.artifact_folder(run, rank)
     if (home / SUMMARY).exists():
@@ -314,12 +317,21 @@ def _document(path: Path, schema: str, name: str) -> Iterator[Fault]:
         yield Fault(name, said)
 
 
-def _lines(path: Path, schema: str) -> Iterator[Fault]:
+def _most_bytes(settings: Document) -> int:
+    """Returns the size up to which a file of lines is checked: a run may have been allowed more than most are."""
+    return max(_MOST_LINES_BYTES, whole(settings.get("max_run_dir_bytes")) or 0)
+
+
+def _lines(path: Path, schema: str, most_bytes: int) -> Iterator[Fault]:
     """Demands that complete lines are JSON of their schema; the last one may be cut by a crash."""
     for part in parts_of(path):
         name, broken, wrong = f"{part.parent.name}/{part.name}", 0, 0
         try:
             with open_binary(part) as file:
+                if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+                    what = f"has {size:,} bytes, more than a run writes"
+                    yield Fault(name, f"{what} ({most_bytes:,}): its lines were not checked")
+                    continue
                 for number, line in enumerate(lines_of(file), 1):
                     value = parse_line(line)
                     broken += value is None and (line.endswith(b"\n") or len(line) == MOST_LINE_BYTES)

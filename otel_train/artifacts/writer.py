@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import logging
 import math
 import os
 import shutil
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,13 @@ from otel_train.errors import RunDirectoryError
 from otel_train.files import (
     make_folder,
     make_gitignored_folder,
+    mark_of,
     open_given,
     problem_of,
     replace_json,
     replace_text,
     replacing,
+    unzipped,
 )
 from otel_train.profiler.storage import metadata_path
 from otel_train.rundata.files import mapping
@@ -363,7 +365,7 @@ def _trace(reader: RunReader, found: tuple[Path, Trace] | None, written: Written
     if found is not None:
         try:
             _unpack(found[0], written.folder / TRACE)
-        except (RunDirectoryError, EOFError) as error:
+        except (RunDirectoryError, EOFError, zlib.error) as error:
             reader.warnings.append(f"trace.json is not the capture {found[0].name}: {error}.")
         else:
             written.put(TRACE)
@@ -378,17 +380,28 @@ def _trace(reader: RunReader, found: tuple[Path, Trace] | None, written: Written
 
 def _captures(reader: RunReader, written: WrittenArtifacts) -> None:
     """Copies the captures with their metadata; copies of removed captures stay."""
-    if not reader.captures:
+    captures = [path for path in reader.captures if _is_copied(path, reader.warnings)]
+    if not captures:
         written.files[CAPTURES] = {"absent": _NO_CAPTURE}
         return
     folder = written.folder / CAPTURES
     make_folder(folder)
-    for path in reader.captures:
+    for path in captures:
         for one in (path, metadata_path(path)):
-            if not problem_of(one):
+            if not problem_of(one) and _is_copied(one, reader.warnings):
                 with open_given(one) as source, replacing(folder / one.name) as copy:
                     shutil.copyfileobj(source, copy)
-    written.files[CAPTURES] = {"files": sorted(path.name for path in reader.captures)}
+    written.files[CAPTURES] = {"files": sorted(path.name for path in captures)}
+
+
+def _is_copied(path: Path, warnings: list[str]) -> bool:
+    """Returns whether a file is small enough to be copied; else, with a warning, it stays where it is."""
+    mark = mark_of(path)
+    if mark is None or mark.size_bytes <= MOST_TRACE_BYTES:
+        return True
+    what = f"{path.name} has {mark.size_bytes:,} bytes, more than {MOST_TRACE_BYTES >> 30} GiB"
+    warnings.append(f"{what}: it is not copied.")
+    return False
 
 
 def _prepare_folder(folder: Path, *, ours: bool) -> None:
@@ -432,8 +445,9 @@ def _unpack(capture: Path, target: Path) -> None:
     """Writes a capture as plain JSON with a key that names it; RunDirectoryError if it is too large for a viewer."""
     about = {"source": "capture", "capture": capture.name}
     with replacing(target) as sink, open_given(capture) as file:
-        source = gzip.GzipFile(fileobj=file) if capture.suffix == ".gz" else file
-        head = source.read(_CHUNK_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+        plain = iter(lambda: file.read(_CHUNK_BYTES), b"")
+        parts = unzipped(file) if capture.suffix == ".gz" else plain
+        head = next(parts, b"").lstrip(b"\xef\xbb\xbf \t\r\n")
         bare = head[:1] == b"["
         rest = head if bare else head[1:].lstrip()
         empty = rest[:1] == b"}"
@@ -445,7 +459,7 @@ def _unpack(capture: Path, target: Path) -> None:
             if written > MOST_TRACE_BYTES:
                 raise RunDirectoryError(f"{capture.name} unpacks to more than {MOST_TRACE_BYTES >> 30} GiB")
             sink.write(rest)
-            rest = source.read(_CHUNK_BYTES)
+            rest = next(parts, b"")
         sink.write(b"}" if bare else b"")
 
 

@@ -31,6 +31,7 @@ from otel_train.files import (
     parse_json,
     predecessor,
     replace_text,
+    skip_line,
 )
 from otel_train.safety import free_in_forks
 
@@ -387,13 +388,10 @@ class SpoolQueue:
                 return SpooledRequest(line[:-1], number, file.tell())
             if len(line) < MOST_LINE_BYTES:
                 return None
-            beginning = line[:1024]
-            while line and not line.endswith(b"\n"):
-                line = file.readline(MOST_LINE_BYTES)
-            if not line:
+            if not skip_line(file):
                 return None
             problem = f"is not asked: the line has more than {MOST_LINE_BYTES} bytes"
-            return SpooledRequest(beginning, number, file.tell(), problem)
+            return SpooledRequest(line[:1024], number, file.tell(), problem)
 
     def _finished(self, number: int, *, torn: bool = False) -> bool:
         """Removes a segment if all of it is sent. Returns whether it was removed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -248,7 +249,7 @@ def _row_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 class RankReader:
-    """Reads ranks; caches files that have not changed.
+    """Reads ranks; caches files that have not changed. Threads may read different runs at once.
 
     Args:
         cached_rows: that others use as well; None for one of its own.
@@ -259,7 +260,7 @@ class RankReader:
         self, *, cached_rows: JsonFileCache | None = None, now: Callable[[], float] = time.time
     ) -> None:
         self._documents, self._rows = JsonFileCache(), cached_rows or row_cache()
-        self._now = now
+        self._now, self._guard = now, threading.Lock()
         self._progress: dict[Path, tuple[tuple[Mark, Heartbeat | None, float | None], LiveProgress]] = {}
         self._history = lru_cache(_MOST_KEPT)(MetricsHistory)
 
@@ -278,7 +279,9 @@ class RankReader:
         progress = self._progress_of(folder, summary, still=not state.live)
         if progress.problem and mark_of(folder / FLIGHT_FILE):
             warnings.append(progress.problem)
-        series, histograms = self._history(folder).read()
+        history = self._history(folder)
+        series, histograms = history.read()
+        warnings += [history.problem] if history.problem else []
         events = events_of(folder)
         others = {
             each: found
@@ -303,9 +306,10 @@ class RankReader:
         known, progress = self._progress.pop(path, (None, None))
         if not still or progress is None or known != version:
             progress = progress_of(path, mark, summary)
-        while len(self._progress) >= _MOST_KEPT:
-            self._progress.pop(next(iter(self._progress)))
-        self._progress[path] = (version, progress)
+        with self._guard:
+            while len(self._progress) >= _MOST_KEPT:
+                self._progress.pop(next(iter(self._progress)))
+            self._progress[path] = (version, progress)
         return progress
 
 

@@ -199,15 +199,19 @@ def buckets_of(
 MOST_MOMENTS = 300
 """Points of a chart: more than that no screen can show."""
 
-_CHUNK_BYTES = 1 << 20
+MOST_BYTES = 256 << 20
+"""Of a file, from its end: as many as all files of a rank have by default."""
 
 
 class MetricsHistory:
-    """One rank's lines, read once each.
+    """One rank's lines, read once each; of a file, those in its last ``MOST_BYTES``.
 
     Args:
         folder: of the rank.
     """
+
+    problem = ""
+    """What is passed over; "" if nothing is."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -245,10 +249,11 @@ class MetricsHistory:
         self._read_bytes = 0
 
     def _take(self, file: BinaryIO) -> None:
-        file.seek(self._read_bytes)
-        total = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""))
+        start = self._first_read(file)
+        file.seek(start)
+        total = sum(line.endswith(b"\n") for line in lines_of(file))
         every = max(1, total // MOST_MOMENTS)
-        file.seek(self._read_bytes)
+        file.seek(start)
         last: dict[str, Any] = {}
         for number, line in enumerate(self._whole_lines(file), 1):
             if (total - number) % every:
@@ -263,6 +268,16 @@ class MetricsHistory:
             self._moments = [*self._moments[:-1:2], self._moments[-1]]
         if last:
             self._update(last)
+
+    def _first_read(self, file: BinaryIO) -> int:
+        """Returns where to begin to read; in a line that is cut, which is then no JSON."""
+        size = os.fstat(file.fileno()).st_size
+        if size - self._read_bytes <= MOST_BYTES:
+            return self._read_bytes
+        self.problem = (
+            f"{METRICS_FILE} has {size:,} bytes: the charts show what is in its last {MOST_BYTES >> 20} MiB."
+        )
+        return size - MOST_BYTES
 
     def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
         """Yields complete lines; the next read begins after them."""

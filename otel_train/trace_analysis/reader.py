@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
@@ -14,7 +13,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from otel_train.errors import TraceError
-from otel_train.files import open_given
+from otel_train.files import open_given, unzipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -187,11 +186,11 @@ class TraceFileReader:
             size = os.fstat(file.fileno()).st_size
             zipped = file.read(2) == _GZIP
             file.seek(0)
-            read = gzip.GzipFile(fileobj=file).read1 if zipped else file.read
+            parts = unzipped(file) if zipped else iter(lambda: file.read(_READ_BYTES), b"")
             allowed = max(FREE_BYTES, EXPANSION * size)
             text_bytes = 0
             try:
-                while part := read(_READ_BYTES):
+                for part in parts:
                     text_bytes += len(part)
                     if zipped and text_bytes > allowed:
                         raise TraceError(
@@ -202,7 +201,7 @@ class TraceFileReader:
                     yield part
             except EOFError:
                 self.broken = f"the gzip data end early, after {text_bytes:,} bytes of text"
-            except (zlib.error, gzip.BadGzipFile) as error:
+            except zlib.error as error:
                 self.broken = f"the gzip data are damaged after {text_bytes:,} bytes of text ({error})"
 
     def __iter__(self) -> Iterator[Any]:

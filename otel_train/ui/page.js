@@ -66,6 +66,7 @@ async function load(address) {
   clearTimeout(timer);
   try {
     const answer = await fetch(address, {cache: 'no-store', signal: mine.signal, headers: mark ? {'If-None-Match': mark} : {}});
+    if (answer.status === 503) throw new Error('still reading');
     if (answer.status !== 304) {
       const page = new DOMParser().parseFromString(await answer.text(), 'text/html'), main = page.getElementById('main');
       if (!main) throw new Error('no page of ours');

@@ -448,6 +448,15 @@ def no_such_run_page(name: str) -> str:
     return frame("no such run", main, every_s=5.0)
 
 
+def busy_page(what: str, waited_s: float) -> str:
+    """Returns that ``what`` is being read for another request."""
+    main = (
+        f'<div class="title"><h1>Still reading</h1></div><p class="empty">{escape(what)} still being read for another request, '
+        f"after {waited_s:g} s: they are large, or the disk does not answer. Then <code>ls</code> of the folder hangs as well.</p>"
+    )
+    return frame("still reading", main, every_s=5.0)
+
+
 def shown_name(view: RankView) -> str:
     """Returns the name of the run for people."""
     return text(view.summary.get("run_name")) or text(view.about.get("run_name")) or view.run.name

@@ -11,6 +11,7 @@ import re
 import socket
 import threading
 import webbrowser
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import unquote_to_bytes
 from weakref import WeakKeyDictionary
@@ -27,7 +28,7 @@ from otel_train.files import open_below
 from otel_train.rundata.files import files_of
 from otel_train.rundata.live_view import RankReader, RunList, row_cache
 from otel_train.ui.components import asset, url_of
-from otel_train.ui.pages import TABS, no_such_run_page, run_page, runs_page
+from otel_train.ui.pages import TABS, busy_page, no_such_run_page, run_page, runs_page
 
 if TYPE_CHECKING:
     import asyncio
@@ -69,15 +70,42 @@ def application(root: Path, *, only: str | None = None, hosts: Collection[str] =
     return _OriginCheck(Starlette(routes=routes), hosts)
 
 
+WAIT_S = 10.0
+"""Seconds for which a request waits for another that reads the same run. A thread that waits for a disk serves no page."""
+
+
+class _Turns:
+    """Lets one request at a time read the same thing."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._taken: set[str] = set()
+
+    @contextmanager
+    def of(self, thing: str) -> Iterator[bool]:
+        """Waits for the turn, ``WAIT_S`` at most; gives whether it has come."""
+        with self._changed:
+            granted = self._changed.wait_for(lambda: thing not in self._taken, WAIT_S)
+            if granted:
+                self._taken.add(thing)
+        try:
+            yield granted
+        finally:
+            if granted:
+                with self._changed:
+                    self._taken.discard(thing)
+                    self._changed.notify_all()
+
+
 class _Site:
-    """Answers requests, in threads: a lock keeps what has been read whole."""
+    """Answers requests, in threads: those that read the same run, or the list, one after another."""
 
     def __init__(self, root: Path, only: str | None) -> None:
         rows = row_cache()
         self._root, self._only = root, only
         self._run_list = RunList(root, only=only, cached_rows=rows)
         self._ranks = RankReader(cached_rows=rows)
-        self._lock = threading.Lock()
+        self._turns = _Turns()
         self.assets = {
             "/style.css": ("text/css", asset("page.css")),
             "/page.js": ("text/javascript", asset("flames.js") + asset("page.js")),
@@ -95,7 +123,9 @@ class _Site:
             return RedirectResponse(url_of(self._only))
         query = request.query_params
         words, page = query.get("filter", "")[:_LONGEST], _number(query.get("page", "")) or 1
-        with self._lock:
+        with self._turns.of("") as granted:
+            if not granted:
+                return _busy(request, "The list of runs is")
             rows = self._run_list.rows()
         return _answer(request, runs_page(rows, self._root, words=words, page=page))
 
@@ -106,7 +136,9 @@ class _Site:
         path: bytes = request.scope["raw_path"]
         name = os.fsdecode(unquote_to_bytes(path).rpartition(b"/")[2])
         tab, rank = query.get("tab", ""), _number(query.get("rank", ""))
-        with self._lock:
+        with self._turns.of(name) as granted:
+            if not granted:
+                return _busy(request, "The files of this run are")
             run = self._run_list.find(name)
             if run is None:
                 return _answer(request, no_such_run_page(name), status=404)
@@ -115,6 +147,10 @@ class _Site:
             view = self._ranks.view(run, rank)
         tab = tab if tab in TABS else TABS[0]
         return _answer(request, run_page(view, tab, capture=query.get("capture")))
+
+
+def _busy(request: Request, what: str) -> Response:
+    return _answer(request, busy_page(what, WAIT_S), status=503)
 
 
 def _number(text: str) -> int | None:

@@ -175,6 +175,31 @@ def test_a_torn_capture_gives_way_to_the_one_before_it(run: Path) -> None:
     assert any(torn.name in warning for warning in written.warnings)
 
 
+def test_a_capture_that_no_viewer_opens_is_not_copied(run: Path) -> None:
+    """One of a hole of 4 GiB would fill the disk."""
+    path = put_capture(run)
+    os.truncate(path, 4 << 30)
+
+    written = write(run, 0)
+
+    assert not (written.folder / "torch_profiler" / path.name).exists()
+    assert f"{path.name} has 4,294,967,296 bytes, more than 2 GiB: it is not copied." in written.warnings
+
+
+def test_lines_of_a_file_larger_than_a_run_writes_are_not_checked_and_that_is_said(
+    run: Path, cli: Cli
+) -> None:
+    """Ten gigabytes took half a minute."""
+    say_summary(run)
+    (run / "rank0/events.jsonl").touch()
+    os.truncate(run / "rank0/events.jsonl", 2 << 30)
+
+    _, out, _ = cli("validate", run)
+
+    what = "has 2,147,483,648 bytes, more than a run writes (1,073,741,824): its lines were not checked"
+    assert f"rank0/events.jsonl: {what}" in out
+
+
 def test_captures_of_other_ranks_and_links_are_left_alone(run: Path, tmp_path: Path) -> None:
     """A link could lead to anything that the reader may read."""
     put_capture(run, "epoch_1-step_2-rank1.json.gz")

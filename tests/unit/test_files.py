@@ -76,6 +76,12 @@ def huge(path: Path) -> None:
         file.truncate(1 << 40)
 
 
+def holes(path: Path) -> None:
+    """Leaves as much as is opened, behind a line."""
+    path.write_bytes(b"{}\n")
+    os.truncate(path, files.MOST_BYTES)
+
+
 def deep(path: Path) -> None:
     path.write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
 
@@ -244,6 +250,19 @@ def test_a_line_without_an_end_takes_no_more_memory_than_is_allowed(tmp_path: Pa
         assert list(lines_of(file, 8)) == [b"ab\n", b"z" * 8, b"cd\n", b"z" * 8]
 
 
+def test_a_hole_of_a_terabyte_is_no_line_and_hides_none_behind_it(tmp_path: Path) -> None:
+    """Reading its zeros would take a quarter of an hour."""
+    path = tmp_path / "x"
+    path.write_bytes(b"ab\n")
+    os.truncate(path, 1 << 40)
+    with path.open("ab") as file:
+        file.write(b"z\ncd\n")
+    os.truncate(path, 1 << 41)
+
+    with path.open("rb") as file:
+        assert list(lines_of(file, 8)) == [b"ab\n", bytes(8), b"cd\n", bytes(8)]
+
+
 def test_a_word_of_a_file_that_is_missing_is_empty(tmp_path: Path) -> None:
     """A run that was just begun has none yet."""
     assert read_word(tmp_path / "attempt") == ""
@@ -314,12 +333,13 @@ def test_a_document_that_is_no_object_is_refused(run: Path, text: str) -> None:
 COMMANDS = ("summary", "postmortem", "report", "validate", "export", "compare", "analyze")
 NAMES = (
     "run.json", "rank0/summary.json", "rank0/flight.bin", "rank0/attempt", "rank0/metrics.otlp.jsonl", "rank0/events.jsonl",
+    "rank0/spans.otlp.jsonl.1", "rank0/spool/metrics-0000000001.otlp.jsonl",
     "captures/x-rank0.json.gz", "captures/x-rank0.record.json",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("make", [link, device, os.mkfifo, unix_socket, huge, deep, strangers])
+@pytest.mark.parametrize("make", [link, device, os.mkfifo, unix_socket, huge, holes, deep, strangers])
 def test_no_command_hangs_fails_or_follows_whatever_lies_in_a_run_directory(
     make: Callable[[Path], object], name: str, tmp_path: Path, cli: Cli
 ) -> None:
@@ -328,6 +348,7 @@ def test_no_command_hangs_fails_or_follows_whatever_lies_in_a_run_directory(
     say_summary(run)
     (run / "captures").mkdir()
     training(steps=2).write(run / "captures" / "x-rank0.json.gz")
+    (run / "rank0/spool").mkdir()
     (run / name).unlink(missing_ok=True)
     make(run / name)
     begun = time.monotonic()
@@ -338,9 +359,12 @@ def test_no_command_hangs_fails_or_follows_whatever_lies_in_a_run_directory(
         assert "Traceback" not in err
         assert "secret" not in out
 
+    code, out, err = cli("replay", run, "--all", "--dry-run")
+    assert code in {0, 1, 2}
+    assert "Traceback" not in err
     assert time.monotonic() - begun < 20
     assert threading.active_count() < 50
-    assert files.problem_of(run / name) or make in {huge, deep}
+    assert files.problem_of(run / name) or make in {huge, holes, deep}
 
 
 VALUES = st.recursive(

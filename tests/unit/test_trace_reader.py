@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -116,6 +117,20 @@ def test_members_of_a_gzip_file_follow_one_another(tmp_path: Path) -> None:
 
     assert len(trace.kind) == len([event for event in training(steps=2).events if event["ph"] == "X"])
     assert trace.missing == ()
+
+
+def test_zeros_behind_a_zipped_trace_are_passed_over(tmp_path: Path) -> None:
+    """A disk that was full leaves a hole of gigabytes, which took minutes byte by byte; a member may follow it."""
+    path = training(steps=2).write(tmp_path / "trace.json.gz")
+    whole = read(path)
+    os.truncate(path, 8 << 30)
+    with path.open("ab") as file:
+        file.write(gzip.compress(b" \n"))
+    os.truncate(path, 12 << 30)
+
+    trace = read(path)
+
+    assert (trace.missing, trace.spans.name.tolist()) == (whole.missing, whole.spans.name.tolist())
 
 
 @pytest.mark.parametrize(

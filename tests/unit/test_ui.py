@@ -17,8 +17,8 @@ import pytest
 
 from otel_train import files
 from otel_train.rundata.files import File
-from otel_train.rundata.live_view import RunList
-from otel_train.ui import captures
+from otel_train.rundata.live_view import RankReader, RankView, RunList
+from otel_train.ui import captures, server
 from otel_train.ui.charts import LEFT, WIDTH
 from otel_train.ui.server import application
 from tests.support.asking import Answer, ask
@@ -525,6 +525,38 @@ def test_a_slow_capture_does_not_block_other_pages(tmp_path: Path, monkeypatch: 
 
     assert (meanwhile.status, waited) == (200, True)
     assert "aten::addmm" in answers[0].text
+
+
+def test_a_run_that_takes_long_to_read_holds_up_no_other_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One disk hangs: a second page of its run says so, and the pages of others come as ever."""
+    a_run(tmp_path)
+    shutil.copytree(tmp_path / "20260131-x7", tmp_path / "other")
+    begun, over, read = threading.Event(), threading.Event(), RankReader.view
+
+    def slow(reader: RankReader, run: Path, rank: int | None) -> RankView:
+        if run.name != "other":
+            begun.set()
+            over.wait(60)
+        return read(reader, run, rank)
+
+    monkeypatch.setattr(RankReader, "view", slow)
+    monkeypatch.setattr(server, "WAIT_S", 0.1)
+    site = application(tmp_path)
+    answers: list[Answer] = []
+    patient = threading.Thread(target=lambda: answers.append(ask(site, "/run/20260131-x7")))
+    patient.start()
+    assert begun.wait(60)
+
+    listed, other, second = (ask(site, path) for path in ("/", "/run/other", "/run/20260131-x7"))
+    waited = not answers
+    over.set()
+    patient.join()
+
+    assert (listed.status, other.status, second.status, waited) == (200, 200, 503, True)
+    assert "are still being read" in second.text
+    assert answers[0].status == ask(site, "/run/20260131-x7").status == 200
 
 
 def test_a_run_may_vanish_while_it_is_read(tmp_path: Path) -> None:

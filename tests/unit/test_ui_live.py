@@ -401,6 +401,22 @@ def test_a_file_that_was_put_aside_keeps_its_place_in_the_course(tmp_path: Path)
     assert history.read()[0]["times"] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
+def test_charts_of_a_file_that_is_too_large_are_of_its_end_and_that_is_said(training: Training) -> None:
+    """A disk that was full left a hole of gigabytes; a line with an end is behind it."""
+    rank = training.run / "rank0"
+    write_lines(rank, range(1, 4))
+    os.truncate(rank / "metrics.otlp.jsonl", 8 << 30)
+    append(rank, "\n")
+    write_lines(rank, range(5, 8))
+
+    view = RankReader().view(training.run, 0)
+
+    assert view.series["times"] == [1.0, 2.0]
+    [said] = [notice.summary for notice in view.notices if "charts" in notice.summary]
+    assert said.startswith("metrics.otlp.jsonl has 8,589,9")
+    assert said.endswith(" bytes: the charts show what is in its last 256 MiB.")
+
+
 def test_a_long_course_is_thinned(tmp_path: Path) -> None:
     """A week of lines every 15 s is 40,000: more than a screen can show, and the last must be among them."""
     history = MetricsHistory(tmp_path)
