@@ -8,7 +8,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from otel_train.bottleneck.rules import LEADING_RULES, LIMIT_RULES, SIDE_RULES, Rule  # noqa: E402 - the checkout's own
+from otel_train.bottleneck.rules import (  # noqa: E402 - the checkout's own
+    CAUSE_RULES,
+    LEADING_RULES,
+    LIMIT_RULES,
+    SIDE_RULES,
+    Rule,
+)
 from tools.generated import write_or_check  # noqa: E402 - as above
 
 PAGE = ROOT / "docs" / "howto" / "fix-a-bottleneck.md"
@@ -22,6 +28,7 @@ def table() -> str:
         ("Main findings, the costliest first", LEADING_RULES),
         ("Main finding if none of those applies, in this order", LIMIT_RULES),
         ("Additional findings, in this order", SIDE_RULES),
+        ("What makes stages longer, after all of them", CAUSE_RULES),
     )
     rows = ["| Finding | Condition | Remedy |", "| --- | --- | --- |"]
     for heading, rules in groups:

@@ -27,7 +27,7 @@ from otel_train.aggregation.spans import Ids
 from otel_train.catalog import RUN_STATES
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
-from otel_train.collectors.process import MemoryMonitor, ProcessReader, ProcessTreeReader
+from otel_train.collectors.process import CpuWait, MemoryMonitor, ProcessReader, ProcessTreeReader
 from otel_train.config.validation import words_of
 from otel_train.console.summary import stalled_at
 from otel_train.console.text import duration
@@ -348,6 +348,7 @@ class AgentService:
         self._profile = profile_of(hello.config, self.info)
         self._printed_reports = 0
         self._is_stalled, self._summary_due_s = False, 0.0
+        self.cpu_wait = CpuWait(Path(f"/proc/{self.info.pid}/schedstat"))
         self.end_cause = ""
         """What ended the process, or what the run failed by; "" for nothing, or where that is not known."""
         self.run = self._run_state()
@@ -428,6 +429,7 @@ class AgentService:
                 lambda: self.watch.add_exits(drained(recording.exits)), Guard("loader workers"), _LOOK_EVERY_S
             ),
             PeriodicTask(self._value_reader.emit_events, values_guard, 0.0),
+            PeriodicTask(self._read_cpu_wait, summary_guard, 0.5),
             PeriodicTask(self._report_stall, summary_guard, 0.0),
             PeriodicTask(self._write_summary_if_due, summary_guard, 0.0),
             PeriodicTask(lambda: self.captures.poll(run, loop.read_rings), Guard("captures"), 0.0),
@@ -527,6 +529,9 @@ class AgentService:
         self.run.totals.add_outcomes(self._recording.outcomes())
         if self._recording.scale is not None:
             self._signals.take("amp_scale", self._recording.scale)
+
+    def _read_cpu_wait(self) -> None:
+        self.run.totals.cpu_wait_ns = self.cpu_wait.read_ns()
 
     def _read_operations(self) -> None:
         calls = operation_calls(self._recording.operations())

@@ -51,7 +51,7 @@ def summary_values(
     after = _other_after(totals)
     found = findings(
         rows, steps=steps.get("train", 0), activities=activities, loaders=known, pace=totals.pace,
-        compiled=compiled, gaps=gaps, other_after=after
+        compiled=compiled, gaps=gaps, other_after=after, cpu_wait_s=(totals.cpu_wait_ns or 0) / NS_PER_S
     )  # fmt: skip
     return {
         "wall_seconds": wall_s,
@@ -70,7 +70,7 @@ def summary_values(
         "throughput": _throughput(totals, wall_s),
         "step_durations": _step_durations(totals),
         "activities": activities,
-        **_rule_inputs(rows, compiled, totals.pace, after),
+        **_rule_inputs(rows, compiled, totals, after),
         "checkpoints": _checkpoints(rows),
         "findings": [asdict(finding) for finding in found],
     }
@@ -114,15 +114,17 @@ def _compiled(totals: Totals) -> Compiled:
 
 
 def _rule_inputs(
-    rows: list[StageTotals], compiled: Compiled, pace: Pace, other_after: dict[str, float]
+    rows: list[StageTotals], compiled: Compiled, totals: Totals, other_after: dict[str, float]
 ) -> dict[str, Any]:
     """Inputs of the bottleneck rules that are in no table."""
+    waited_ns = totals.cpu_wait_ns
     return {
+        "cpu_wait_seconds": None if waited_ns is None else waited_ns / NS_PER_S,
         "other_after": other_after,
         "model_stages": model_stages(rows, compiled),
         "recompiles": compiled.recompiled.count,
         "recompile_seconds": compiled.recompiled.total_ns / NS_PER_S,
-        "device_pace": _pace(pace),
+        "device_pace": _pace(totals.pace),
     }
 
 

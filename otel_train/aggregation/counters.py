@@ -556,6 +556,7 @@ class Totals:
         self.recompiled = Recompiled()
         self.pace = Pace()
         self.on_device = Outcomes()
+        self.cpu_wait_ns: int | None = None  # of the main thread, for a processor
 
     def add(self, closed: ClosedSteps, *, ledger: bool) -> None:
         """Counts closed steps; ``ledger``: the thread's time is the run's time by activity."""
@@ -719,6 +720,8 @@ class Totals:
         window.loaders = self.loaders.since(earlier.loaders)
         window.updates -= earlier.updates
         window.skipped_updates -= earlier.skipped_updates
+        if window.cpu_wait_ns is not None:
+            window.cpu_wait_ns -= earlier.cpu_wait_ns or 0
         window.on_device = Outcomes(*(a - b for a, b in zip(self.on_device, earlier.on_device, strict=True)))
         return window
 

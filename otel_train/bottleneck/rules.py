@@ -84,6 +84,7 @@ class RuleInput(NamedTuple):
     compiled: Compiled
     gaps: Sequence[Mapping[str, str]]  # ``what``, ``name``, ``reason``
     other_after: Mapping[str, float]  # seconds of training in no stage, by the stage before them
+    cpu_wait_s: float = 0.0  # the main thread was ready to run and waited for a processor
 
     @property
     def total_s(self) -> float:
@@ -207,6 +208,7 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     compiled: Compiled = _NOTHING_COMPILED,
     gaps: Sequence[Mapping[str, str]] = (),
     other_after: Mapping[str, float] = MappingProxyType({}),
+    cpu_wait_s: float = 0.0,
 ) -> list[Finding]:
     """Returns the findings about a run or a window of it: at least one; the first is the main one.
 
@@ -214,7 +216,9 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     """
     training = [row for row in stages if row.key.phase == "train"]
     loaders = with_costs_of_passes(loaders, training)
-    run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, gaps, other_after)
+    run = RuleInput(
+        stages, training, steps, activities, loaders, pace, compiled, gaps, other_after, cpu_wait_s
+    )
     if _evaluates_alone(run):
         return _apply(run, RUN_RULES)
     early = _too_early(run)
@@ -229,7 +233,8 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     named = {finding.name for finding in leading}
     if "recompiling" in named:  # it gives the cause
         leading = [finding for finding in leading if finding.name != "compile_heavy"]
-    return [*leading, *(finding for finding in beside if finding.name not in named)]
+    beside = [finding for finding in beside if finding.name not in named]
+    return [*leading, *beside, *_apply(run, CAUSE_RULES)]
 
 
 def _apply(run: RuleInput, rules: Sequence[Rule]) -> list[Finding]:
@@ -549,6 +554,24 @@ def _missing(run: RuleInput) -> dict[str, str]:
     return found
 
 
+def _cpu_contention(run: RuleInput) -> Finding | None:
+    wait_s, wall_s = min(run.cpu_wait_s, run.wall_s), run.wall_s
+    if not wall_s or wait_s / wall_s < WARNING_SHARE:
+        return None
+    share = wait_s / wall_s
+    return training_finding(
+        "cpu_contention",
+        f"For {share:.0%} of the run ({duration(wait_s)} of {duration(wall_s)}) the main thread was ready to run and waited for a "
+        "processor; stages on the host took longer by that.",
+        advice="More threads want to run than there are processors, or the container's limit of CPU holds them up. Give the run "
+        "more CPU, or let fewer threads compete: ranks times OMP_NUM_THREADS, workers of loaders, other programs.",
+        evidence={"cpu_wait_seconds": wait_s, "cpu_wait_ratio": share, "wall_seconds": wall_s},
+        share=share,
+        seconds=wait_s,
+        phase="",
+    )
+
+
 def _not_seen(run: RuleInput) -> str:
     missing = list(_missing(run))[:MOST_NAMED]
     return f" Not seen: {', '.join(missing)}." if missing else ""
@@ -707,3 +730,14 @@ SIDE_RULES = (
     ),
 )  # fmt: skip
 """Rules whose findings follow the main one."""
+
+CAUSE_RULES = (
+    Rule(
+        "cpu_contention",
+        f"the main thread waited for a processor for {WARNING_SHARE:.0%} of the run or more, as Linux counts it",
+        ("cpu_wait_seconds", "cpu_wait_ratio", "wall_seconds"),
+        "more CPU; a smaller `OMP_NUM_THREADS`, fewer workers; in Kubernetes a higher `resources.limits.cpu`",
+        _cpu_contention,
+    ),
+)
+"""Rules about what makes stages longer, whichever they are."""

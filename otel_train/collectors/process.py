@@ -109,6 +109,33 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
+class CpuWait:
+    """Reads how long the main thread of a process was ready to run and waited for a processor, since the first reading.
+
+    The second number of ``schedstat`` is the time on a run queue (https://docs.kernel.org/scheduler/sched-stats.html). A limit
+    of the control group that holds the thread up is in it.
+    """
+
+    def __init__(self, schedstat: Path) -> None:
+        self._schedstat = schedstat
+        self._begun_ns = self._waited_ns()
+        self._last_ns = 0
+
+    def read_ns(self) -> int | None:
+        """Returns nanoseconds; the last ones known after the process has ended. None where the kernel does not say."""
+        if self._begun_ns is None:
+            return None
+        if (waited_ns := self._waited_ns()) is not None:
+            self._last_ns = max(self._last_ns, waited_ns - self._begun_ns)
+        return self._last_ns
+
+    def _waited_ns(self) -> int | None:
+        try:
+            return int(self._schedstat.read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
+
+
 # --- the most memory between two instants -----------------------------------------------------------
 
 MOST_READINGS = 4096

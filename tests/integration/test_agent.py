@@ -478,6 +478,31 @@ def test_a_program_that_waits_for_any_child_never_meets_the_agent(
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
+def test_a_run_that_shares_its_processor_says_so(begin: Begin, tmp_path: Path) -> None:
+    """Every stage takes twice as long, and no stage is the cause: of a program beside it, or of a container's limit."""
+    process = begin(
+        """
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        start()
+        import subprocess
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        until_s = time.monotonic() + 2
+        while time.monotonic() < until_s:
+            for (batch,) in data:
+                optimizer.zero_grad()
+                model(batch).sum().backward()
+                optimizer.step()
+        busy.kill()
+        """
+    )
+    process.communicate(timeout=60)
+    [written] = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/rank0/summary.json")]
+
+    found = {finding["name"]: finding for finding in written["findings"]}["cpu_contention"]
+    assert found["evidence"]["cpu_wait_ratio"] > 0.2
+    assert found["seconds"] == written["cpu_wait_seconds"] < written["wall_seconds"]
+
+
 def test_a_run_that_hangs_says_so_while_it_does_and_all_of_the_silence_is_stalled(
     begin: Begin, tmp_path: Path
 ) -> None:

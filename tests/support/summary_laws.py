@@ -196,6 +196,8 @@ RULES: dict[str, Rule] = {
     "ask_interval_seconds": lambda summary, finding: (
         (summary.training_s - summary.self_s(TRAIN, stage="data")) / summary.batches(finding["loader"])
     ),
+    "cpu_wait_seconds": lambda summary, _: min(summary.document["cpu_wait_seconds"], summary.wall_s),
+    "cpu_wait_ratio": lambda summary, _: min(1.0, summary.document["cpu_wait_seconds"] / summary.wall_s),
     "recompile_ratio": lambda summary, _: min(1.0, summary.document["recompile_seconds"] / summary.training_s),
     "call_p50_seconds": lambda summary, _: _dispatch(summary)[0],
     "dispatch_p50_seconds": lambda summary, _: _dispatch(summary)[0] - _dispatch(summary)[1],

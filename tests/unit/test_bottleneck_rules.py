@@ -12,6 +12,7 @@ from otel_train.aggregation.counters import StageTotals
 from otel_train.aggregation.series_names import Key
 from otel_train.bottleneck.dataloader import LoaderThroughput
 from otel_train.bottleneck.rules import (
+    CAUSE_RULES,
     CRITICAL_SHARE,
     LARGE_SHARE,
     LEADING_RULES,
@@ -452,9 +453,27 @@ def test_the_numbers_beside_a_finding_follow_from_the_table(
         assert finding.name != "input_bound" or any(names)
 
 
+@pytest.mark.parametrize(
+    ("cpu_wait_s", "names"),
+    [
+        (9.0, ["input_bound"]),
+        (11.0, ["input_bound", "cpu_contention"]),
+        (99.0, ["input_bound", "cpu_contention"]),
+    ],
+)
+def test_a_main_thread_that_waits_for_a_processor_is_said_after_what_it_makes_longer(
+    cpu_wait_s: float, names: list[str]
+) -> None:
+    """What is limited stays the main finding: the remedy for a slow loader may help as well as a processor."""
+    found = findings_of(stage("data", 60.0), stage("forward", 40.0), cpu_wait_s=cpu_wait_s)
+
+    assert [finding.name for finding in found] == names
+    assert "For 11% of the run (11.0 s of 100 s)" in found[-1].summary or cpu_wait_s != 11.0
+
+
 def test_every_finding_has_a_rule_that_the_page_shows() -> None:
     """The page of findings is generated from these lists; a finding that is missing there is a riddle."""
-    rules = [*LEADING_RULES, *LIMIT_RULES, *SIDE_RULES]
+    rules = [*LEADING_RULES, *LIMIT_RULES, *SIDE_RULES, *CAUSE_RULES]
 
     assert len({rule.name for rule in rules}) == len(rules)
     assert {"idle_between_passes", "eval_heavy", "unattributed", "compute_bound"} <= {
@@ -465,7 +484,7 @@ def test_every_finding_has_a_rule_that_the_page_shows() -> None:
 
 def test_validate_knows_what_each_number_of_a_finding_follows_from() -> None:
     """It would take a run that has such a finding for a damaged one. Names of loaders and stages are in ``<>``."""
-    rules = [*LEADING_RULES, *LIMIT_RULES, *SIDE_RULES]
+    rules = [*LEADING_RULES, *LIMIT_RULES, *SIDE_RULES, *CAUSE_RULES]
     names = {name for rule in rules for name in rule.evidence if "<" not in name and " " not in name}
 
     assert names <= EVIDENCE.keys()

@@ -19,7 +19,14 @@ import otel_train
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors import process
-from otel_train.collectors.process import MemoryMonitor, Peak, ProcessReader, ProcessTreeReader, Reading
+from otel_train.collectors.process import (
+    CpuWait,
+    MemoryMonitor,
+    Peak,
+    ProcessReader,
+    ProcessTreeReader,
+    Reading,
+)
 from otel_train.datamodel import system_clock
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.testing import FakeClock
@@ -45,6 +52,19 @@ def test_readings_are_those_of_this_process(tmp_path: Path) -> None:
     assert resident == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert len(found[c.PROCESS_CPU_TIME.name].points) == 2
     assert c.HOST_MEMORY_LIMIT.name in found
+
+
+def test_a_wait_for_a_processor_counts_from_the_first_reading_and_stays_after_the_end(tmp_path: Path) -> None:
+    """A process that has ended has no such file; what it waited was read before."""
+    schedstat = tmp_path / "schedstat"
+    schedstat.write_text("900 50 7\n")
+    wait = CpuWait(schedstat)
+    schedstat.write_text("1000 80 8\n")
+    assert wait.read_ns() == 30
+    schedstat.unlink()
+
+    assert wait.read_ns() == 30
+    assert CpuWait(schedstat).read_ns() is None
 
 
 def test_the_limit_of_a_control_group_is_the_hosts(tmp_path: Path) -> None:
