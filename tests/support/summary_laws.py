@@ -243,6 +243,5 @@ def numbers_of(summary: EvidenceSummary, finding: Finding) -> Iterator[str]:
 def laws_of(document: Mapping[str, Any]) -> list[str]:
     """Returns what is broken in a summary, and numbers of its findings that do not follow from it; empty when every law holds."""
     summary = EvidenceSummary(document)
-    findings = document["findings"] if summary.has_rates else ()
     broken = [broken for law in applicable(document) for broken in law()]
-    return [*broken, *(wrong for finding in findings for wrong in numbers_of(summary, finding))]
+    return [*broken, *(wrong for finding in document["findings"] for wrong in numbers_of(summary, finding))]

@@ -193,20 +193,6 @@ def test_a_run_that_goes_on_may_have_an_open_step() -> None:
     assert laws_of(running) == ["activities add up to 4.3 s, wall_seconds is 4.3005 s"]
 
 
-def test_a_summary_of_an_older_version_is_held_to_what_it_says() -> None:
-    """It has no rates and other numbers beside its findings; but self time is within inclusive time in every version."""
-    old = summary()
-    for key in ("rates", "throughput", "training_threads", "model_stages", "recompiles", "device_pace"):
-        old.pop(key)
-    change("activities.data_wait", 1.4)(old)
-    change("activities.productive", 0.6)(old)
-    change("findings.0.evidence.hunch", 0.7)(old)
-    assert laws_of(old) == []
-
-    change("stages.0.inclusive_seconds", 0.31)(old)
-    assert laws_of(old) == ["stages: self_seconds of train train data is 1.0 s, its inclusive_seconds 0.31 s"]
-
-
 def test_compiling_is_taken_out_of_the_activity_in_which_it_happened() -> None:
     """The rows keep it: a forward that compiles lasts that long."""
     compiled = summary()
