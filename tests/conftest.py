@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -102,12 +101,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def both_writers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings are written, and hooks run, in Python, then in C: what holds for one holds for the other."""
     from otel_train.recording import ring_buffer
-    from otel_train.recording.ring_buffer import NATIVE, Ring
 
-    if request.param and not NATIVE:
+    if request.param and not ring_buffer.NATIVE:
         pytest.skip("the writer in C was not built: no compiler, or not Linux")
-    defaults: dict[str, Any] = Ring.__init__.__kwdefaults__ or {}
-    monkeypatch.setitem(defaults, "native", request.param)
     if not request.param:
         monkeypatch.setattr(ring_buffer, "EXTENSION", None)
 
