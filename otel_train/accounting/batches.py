@@ -424,10 +424,12 @@ class Batches:
         self._book.open.updated = (*self._book.open.updated[:1], source)
 
     def close(self) -> None:
-        """Closes everything that is open: nothing more comes. What is left of a step is partial."""
+        """Closes everything that is open: nothing more comes. What is left of a step is partial, but for a wait alone."""
         if self.open is not None:
             self.open.dropped = self.open.fetched and not self.open.shows
         self.boundary(_CLOSE)
         self._phases.close()
-        if self._book.open.duration_ns:
+        left = self._book.open
+        waits_alone = left.training_from_ns < 0 and left.duration_ns <= 2 * left.wait_ns
+        if left.duration_ns and not (waits_alone and self._phases.trained):
             self._book.close_step(counted=False)

@@ -524,7 +524,7 @@ class BatchPhases:
             for each in batch.passes:
                 each.phase = TRAIN if each.phase < 0 else each.phase
             self.trained = self.trained or batch.has_forward
-            if batch.dropped and self._decision.source in _BY_TRAINING:
+            if batch.dropped and (self.trained or self._decision.source in _BY_TRAINING):
                 self._book.waits_alone(batch.items, TRAIN, batch.loader, batch.loaders)
             else:
                 self._train(batch.items, batch)

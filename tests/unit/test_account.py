@@ -195,6 +195,12 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("so is one that the loop ends with, whose iterator stays",
          Tape().step().step().ask().spend(40), durations=[STEP] * 2, partial=[],
          activity={"data_wait": 15, "productive": 2 * 57, "outside": 40}),
+    # As of a loader with persistent workers.
+    loop("so is one whose iterator stays, after an evaluation",
+         Tape().step().step().ask().ask("val").forward(flags=0).stop("val"), durations=[STEP] * 2, evals=[25], partial=[]),
+    loop("so is one of a loop that marks its steps",
+         times(2, lambda t: t.ask(iterator=1).forward().backward().update().mark().ask(iterator=1).dispose("code", 1).spend(9)),
+         durations=[STEP] * 2, partial=[], activity={"data_wait": 20, "productive": 2 * 57, "outside": 18}),
     loop("one that is used after the loop has left its pass is of the step",
          times(2, lambda t: t.step().ask(iterator=1).dispose("code", 1).forward().backward().update()),
          durations=[STEP] * 4, partial=[]),
