@@ -50,7 +50,10 @@ _OTHER_NAME: Final = (
 
 _NO_FILE: Final = "is not asked: the file of a certificate or key {}; correct OTEL_EXPORTER_OTLP_CERTIFICATE and CLIENT_CERTIFICATE"
 
+_PROXY_LOGIN: Final = "is behind a proxy that asks for a login (407): set HTTP_PROXY and HTTPS_PROXY to http://user:password@host:port"
+
 _REASONS: Final = {
+    "tunnel connection failed: 407": _PROXY_LOGIN,
     "hostname verification": _OTHER_NAME,
     "unauthenticated": UNAUTHORIZED.format("UNAUTHENTICATED"),
     "permission_denied": UNAUTHORIZED.format("PERMISSION_DENIED"),
@@ -130,6 +133,7 @@ _OVERLOADED: Final = frozenset({429, 502, 503, 504})
 _STATUS_REASONS: Final = {
     404: "answers 404: nothing takes OTLP at this path; 4318 is the usual port for OTLP over HTTP, and "
     "OTEL_EXPORTER_OTLP_ENDPOINT names it without a path",
+    407: _PROXY_LOGIN,
     415: "does not take this encoding (415): set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or to http/json; or "
     "OTEL_EXPORTER_OTLP_COMPRESSION=none",
 }
@@ -312,7 +316,8 @@ def _partial(rejected: int, message: str) -> ExportResponse:
 def _redirect(answer: HttpResponse) -> str:
     try:
         to = urlsplit(answer.headers.get("location", ""))
-        where = f"{to.scheme}://{to.hostname}" if to.scheme and to.hostname else to.path
+        host = to.netloc.rpartition("@")[2]
+        where = f"{to.scheme}://{host}" if to.scheme and host else to.path
     except ValueError:
         where = ""
     place = f" to {first_line(where)}" if where else ""

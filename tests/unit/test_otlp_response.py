@@ -479,6 +479,28 @@ def test_a_proxy_of_the_environment_is_used(receiver: Received, monkeypatch: pyt
     assert receiver.headers["proxy-authorization"] == "Basic bWU6c2VjcmV0"
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_asks_for_a_login_is_not_taken_for_the_collector(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """The log said that the collector answers 407, or does not accept requests, and no remedy."""
+
+    def deny(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with answering(deny) as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", proxy)
+        answer = asked(f"{scheme}://collector.example:4318")
+
+    assert answer.result is RETRY
+    assert answer.reason.startswith(
+        "is behind a proxy that asks for a login (407): set HTTP_PROXY and HTTPS_PROXY to http://user:password@host:port"
+    )
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http/json"])
 def test_a_proxy_that_cannot_be_reached_is_named_and_hosts_without_it_are_asked_directly(
     monkeypatch: pytest.MonkeyPatch, protocol: str
