@@ -28,7 +28,7 @@ from otel_train.safety import printable, signal_name
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DESCRIPTION = "Capture some steps of a live run with torch.profiler, or run a program with one capture."
 EPILOG = """\
@@ -93,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
     """Writes the request for each rank and prints the result; or runs a program."""
     if args.program or (args.output_dir and not args.run):
         return run_program(args)
-    folders = _chosen(args)
+    folders, documents = _chosen(args), JsonFileCache()
     first = next(iter(folders.values()))
-    _refuse_ended(folders)
+    _refuse_ended(folders, documents)
     request = {
         "steps": args.steps, "warmup": args.warmup, "activities": list(activities(args.activities)),
         **_options(args), "pinned": args.pin, "reason": args.reason,
@@ -113,11 +113,18 @@ def run(args: argparse.Namespace) -> int:
         said = f"requested {args.steps} steps of rank {', '.join(map(str, folders))}{same}; waiting"
         complain(said)
     try:
-        found = _wait(captures, before, time.monotonic() + args.timeout)
+        found = _wait(
+            captures,
+            before,
+            time.monotonic() + args.timeout,
+            lambda rank: bool(_ended(folders[rank], documents)),
+        )
     finally:
         take_back(first, request)
-    for rank in folders:
-        _say(args, rank, found.get(rank), captures)
+    for rank, folder in folders.items():
+        ended = _ended(folder, documents)
+        nothing = f"no capture: it {ended}" if ended else f"no capture after {args.timeout:g} s"
+        _say(args, rank, found.get(rank), captures, nothing=nothing)
     if args.output_dir:
         say(write(first.parent, next(iter(folders)), Path(args.output_dir)), as_json=args.json)
     good = sum(1 for record in found.values() if record["file"] and not record["problem"])
@@ -148,24 +155,32 @@ def _chosen(args: argparse.Namespace) -> dict[int, Path]:
     return {rank: live[rank] for rank in wanted}
 
 
-def _refuse_ended(folders: Mapping[int, Path]) -> None:
-    documents = JsonFileCache()
+def _refuse_ended(folders: Mapping[int, Path], documents: JsonFileCache) -> None:
     for rank, folder in folders.items():
-        about = documents.get_or_empty(folder.parent / RUN_FILE, [])
-        state, _ = state_of(folder, summary_of(documents, folder, []), about, time.time())
-        if not state.live:
-            ended = (
-                "is gone; its end was not recorded" if state.word == "gone" else f"has ended ({state.word})"
-            )
+        if ended := _ended(folder, documents):
             raise RunDirectoryError(f"{folder.parent}: rank {rank} {ended}. Give a run that is training")
+
+
+def _ended(folder: Path, documents: JsonFileCache) -> str:
+    """Returns how a rank has ended; "" while it may train."""
+    about = documents.get_or_empty(folder.parent / RUN_FILE, [])
+    state, _ = state_of(folder, summary_of(documents, folder, []), about, time.time())
+    if state.live:
+        return ""
+    return "is gone; its end was not recorded" if state.word == "gone" else f"has ended ({state.word})"
 
 
 def _records(captures: Path, rank: int) -> set[Path]:
     return {captures / name for name in names_in(captures) if name.endswith(f"-rank{rank}{METADATA_SUFFIX}")}
 
 
-def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> dict[int, dict[str, Any]]:
-    """Returns the metadata of each rank's new capture, with its finding if the analysis is done soon."""
+def _wait(
+    captures: Path, before: Mapping[int, set[Path]], deadline: float, has_ended: Callable[[int], bool]
+) -> dict[int, dict[str, Any]]:
+    """Returns the metadata of each rank's new capture, with its finding if the analysis is done soon.
+
+    Where the other ranks end without one, no further capture is waited for: one that was under way is written soon.
+    """
     found: dict[int, dict[str, Any]] = {}
     while time.monotonic() < deadline:
         for rank in before:
@@ -176,12 +191,15 @@ def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> d
             if all(record["finding"] or not record["file"] for record in found.values()):
                 break
             deadline = min(deadline, time.monotonic() + FINDING_S)
+        elif all(has_ended(rank) for rank in before if rank not in found):
+            deadline = min(deadline, time.monotonic() + FINDING_S)
         time.sleep(_POLL_S)
     return found
 
 
-def _say(args: argparse.Namespace, rank: int, record: Mapping[str, Any] | None, captures: Path) -> None:
-    nothing = f"no capture after {args.timeout:g} s"
+def _say(
+    args: argparse.Namespace, rank: int, record: Mapping[str, Any] | None, captures: Path, *, nothing: str
+) -> None:
     if args.json:
         print_json({"rank": rank, **(record or {"problem": nothing})})
     elif record is None:

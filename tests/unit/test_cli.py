@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,12 +25,13 @@ from typing import Any
 import psutil
 import pytest
 
-from otel_train.cli import arguments, demo, postmortem, summary
+from otel_train.cli import arguments, demo, postmortem, profile, summary
 from otel_train.cli.main import COMMANDS, main
 from otel_train.console.text import TextLayout, display_width
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.otlp_response import why
 from otel_train.exporters.spool import SpoolQueue
+from otel_train.files import replace_json
 from otel_train.rundata.live_view import RankReader, RunList
 from otel_train.ui.captures import artifacts
 from tests.support.command_line import Cli
@@ -870,6 +872,29 @@ def test_a_request_for_a_capture_that_no_one_took_is_taken_back(run_of_two: Path
     assert code == 2
     assert "no capture after 0.1 s" in out
     assert not (rank / "capture-request.json").exists()
+
+
+def test_a_capture_is_not_waited_for_after_the_end_of_the_run(
+    run_of_two: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command said for five minutes that it waits, and then that there was no capture after 300 s."""
+    rank = run_of_two / "rank0"
+    (rank / "flight.bin").write_bytes(b"")
+    (rank / "summary.json").write_text(json.dumps(rank_summary(0, state="running")))
+    monkeypatch.setattr(profile, "FINDING_S", 0.0)
+
+    def end() -> None:
+        while not (rank / "capture-request.json").exists():
+            time.sleep(0.01)
+        replace_json(rank / "summary.json", rank_summary(0, state="finished"))
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    code, out, _ = cli("profile", run_of_two, "--timeout=86400")
+    ending.join()
+
+    assert code == 2
+    assert "rank 0: no capture: it has ended (finished)" in out
 
 
 def test_pages_are_written_for_the_stream_they_go_to(run_of_two: Path) -> None:
