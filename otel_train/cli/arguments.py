@@ -109,13 +109,13 @@ _MOST_NAMED = 4
 """Earlier trainings that are named, the latest of them; groups of ranks, the first of them."""
 
 
-def add_arguments(
+def add_run_arguments(
     parser: argparse.ArgumentParser,
     *,
     rank: str = "only this rank (default: all)",
     documents: str = "print JSON: one object per rank and line",
 ) -> None:
-    """Adds the arguments of every command that reads a run, with the help of two of them."""
+    """Adds what every command takes that reads a run; ``rank`` and ``documents`` are the help of two options."""
     which = "a run directory, one of its rank folders, or a run id (default: the newest run)"
     parser.add_argument("run", nargs="?", metavar="RUN", help=which)
     parser.add_argument("--rank", type=at_least(0), metavar="N", help=rank)

@@ -34,7 +34,7 @@ Exit codes: 0 written; 2 no such run, no data in it, or DIR holds files of these
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this command."""
     documents = "print JSON: what was written, what is absent and why"
-    arguments.add_arguments(parser, rank="the rank to export (default: the lowest)", documents=documents)
+    arguments.add_run_arguments(parser, rank="the rank to export (default: the lowest)", documents=documents)
     where = "folder to write to (default: artifacts in the run directory)"
     parser.add_argument("--output-dir", metavar="DIR", help=where)
 

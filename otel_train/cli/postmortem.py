@@ -47,7 +47,7 @@ _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this command."""
-    arguments.add_arguments(parser)
+    arguments.add_run_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -61,7 +61,7 @@ _POLL_S = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this command."""
     parser.usage = "otel-train profile [RUN] [options] | otel-train profile [options] -- PROGRAM [arguments]"
-    arguments.add_arguments(parser, rank="the same as --ranks N")
+    arguments.add_run_arguments(parser, rank="the same as --ranks N")
     add = parser.add_argument
     ranks = "ranks to capture, such as 0,3, or 'all' (default: the lowest)"
     add("--ranks", default="", metavar="RANKS", help=ranks)

@@ -81,7 +81,9 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this command."""
     documents = "print the data of the report as one JSON object"
-    arguments.add_arguments(parser, rank="the rank of the pages (default: the lowest)", documents=documents)
+    arguments.add_run_arguments(
+        parser, rank="the rank of the pages (default: the lowest)", documents=documents
+    )
     where = f"file to write (default: {FILE_NAME} in the run directory)"
     parser.add_argument("--output", metavar="FILE", help=where)
 

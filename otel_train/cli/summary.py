@@ -39,7 +39,7 @@ _WIDE_ONLY = ("wall", "steps/s", "lost")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this command."""
-    arguments.add_arguments(parser)
+    arguments.add_run_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
