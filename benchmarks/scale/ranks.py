@@ -152,7 +152,7 @@ def _own_id(span_id: int, rank: int) -> int:
 
 @cache
 def _shared_resource(info: RunInfo) -> dict[str, str | int]:
-    return resource_attributes(info, os.environ)
+    return resource_attributes(info, os.environ, modules={})
 
 
 def _info(rank: int, ranks: int, per_node: int, *, run_id: str, started_unix_ns: int) -> RunInfo:
