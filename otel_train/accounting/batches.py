@@ -430,6 +430,9 @@ class Batches:
         self.boundary(_CLOSE)
         self._phases.close()
         left = self._book.open
-        waits_alone = left.training_from_ns < 0 and left.duration_ns <= 2 * left.wait_ns
+        own_ns = (
+            left.duration_ns - left.wait_ns
+        )  # what the phase has beside its steps is no more than all waits
+        waits_alone = left.training_from_ns < 0 and own_ns <= min(left.wait_ns, self._book.waited_ns)
         if left.duration_ns and not (waits_alone and self._phases.trained):
             self._book.close_step(counted=False)

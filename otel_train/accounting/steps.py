@@ -137,6 +137,7 @@ class StepBook:
         train_loader: loader of the last training batch; -1 for none.
         now_ns: time of the last manual mark of a step.
         closed: training steps that have closed and are counted.
+        waited_ns: waits for data in them.
     """
 
     def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
@@ -144,7 +145,7 @@ class StepBook:
         self.gathered = Gathered()
         self.backward_seen = False
         self.train_loader = -1
-        self.now_ns = self.closed = 0
+        self.now_ns = self.closed = self.waited_ns = 0
         self._serial = 0
         self._stage = -1
         """The last stage that time was booked under."""
@@ -190,6 +191,7 @@ class StepBook:
             self.open.started_ns = self.open.ended_ns = self.now_ns
         self.open.counted = int(counted)
         self.closed += int(counted)
+        self.waited_ns += self.open.wait_ns if counted else 0
         self.gathered.rows["steps"].extend(_ROW(self.open))
         self._serial += 1
         self.open = Step(self._serial, TRAIN)

@@ -212,6 +212,7 @@ def test_no_more_calls_than_begins(pairs: list[tuple[int, int]]) -> None:
 @given(actions, fractions)
 @example(["train ahead", "ask of a pass", "gap", "stop"], [])
 @example(["start", "ask of a pass", "ask val"], [])
+@example(["ask", "ask", "ask", "gap", "ask"], [])
 def test_the_account_does_not_depend_on_how_it_was_sliced(names: list[str], at: list[float]) -> None:
     """The export loop wakes when it can."""
     tape = program(names)
