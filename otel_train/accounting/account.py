@@ -312,7 +312,7 @@ class ThreadAccount(Nesting):
         for home in homes:
             home.waiting += 1
         (self._aside or self._batches.place)(
-            (self.stack, begun_ns, now_ns - begun_ns, shows, call, batch, homes)
+            (self.stack, begun_ns, now_ns - begun_ns, shows, call, batch, homes, 0)
         )
 
     def _choose_place(self) -> None:
@@ -342,7 +342,7 @@ class ThreadAccount(Nesting):
                 batches.compute(stage.source, stage.flags)
             if kind == FORWARD and stage.counts:
                 stack, shows = (*self.stack, stage.source), FORWARDS[stage.flags & _HOW]
-                (self._aside or batches.place)((stack, ns, 0, shows, None, None, ()))
+                (self._aside or batches.place)((stack, ns, 0, shows, None, None, (), stage.payload))
             elif kind == SCALER:
                 self._updated_in_scaler = False
             elif kind == BACKWARD:

@@ -21,6 +21,7 @@ from otel_train.accounting.steps import (
     GRADIENTS_MADE,
     LIKELY_TRAINING,
     NOTHING,
+    PART,
     SHOWS,
     STACK,
     TRAINING,
@@ -68,6 +69,8 @@ class BatchPhases:
         self._decision = decision
         self._phases: dict[int, int] = {}
         """By loader: what its last pass was for."""
+        self._trainable: set[tuple[int, int]] = set()
+        """Models, and parts of them, that have run with gradients to train."""
         self._in_hand = -1
         """Loader of a batch that no model has used when another loader was asked."""
 
@@ -402,14 +405,20 @@ class BatchPhases:
     def _early_forwards(self, items: list[Item], *, several: bool = False) -> tuple[int, list[int]]:
         """Returns where training begins, and the forwards before it, without gradients, of the model that begins it.
 
-        ``several``: of any model that then trains.
+        Those of a part that has never trained, as of a frozen encoder, are none of them. ``several``: of any model that
+        then trains.
         """
         first = next((n for n, item in enumerate(items) if item[SHOWS] in LIKELY_TRAINING), len(items))
         then = items[first:] if several else items[first : first + 1]
-        trains = {item[STACK][-1] for item in then if item[SHOWS] == FORWARD_GRAD}
-        return first, [
-            n for n in range(first) if items[n][SHOWS] in FORWARDS and items[n][STACK][-1] in trains
-        ]
+        trains = {(item[STACK][-1], item[PART]) for item in then if item[SHOWS] == FORWARD_GRAD}
+        self._trainable |= trains
+        models, looks = {model for model, _ in trains}, []
+        for place in range(first):
+            if items[place][SHOWS] in FORWARDS and (model := items[place][STACK][-1]) in models:
+                part = items[place][PART]
+                if not part or not self._trainable.isdisjoint({(model, part), (model, 0)}):
+                    looks.append(place)
+        return first, looks
 
     def _evaluate_forwards(self, items: list[Item], forwards: list[int]) -> tuple[list[Item], list[Item]]:
         """Books evaluation without a loader, from the first forward to the end of the last; returns what is before and after it.

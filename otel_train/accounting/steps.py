@@ -64,9 +64,9 @@ Fetched: TypeAlias = "tuple[int, int, int, int] | None"
 """A batch that a loader gave: source, samples (-1 unknown), nanoseconds to make the iterator (-1 unless it is the first batch of
 its pass) and to wait for it."""
 
-Item: TypeAlias = "tuple[tuple[int, ...], int, int, int, Call, Fetched, tuple[Home, ...]]"
+Item: TypeAlias = "tuple[tuple[int, ...], int, int, int, Call, Fetched, tuple[Home, ...], int]"
 """Time of one owner, and what happened at its end: what the names below say, and the user stages around it that have several
-intervals, outermost first. A tuple, because every edge makes one, and an object takes eight times as long to make."""
+intervals, outermost first, and the number of the part. A tuple, because every edge makes one, and an object takes eight times as long to make."""
 
 STACK: Final = 0
 """Calls that count and were open, outermost first; of the start of a forward also that."""
@@ -80,6 +80,8 @@ CALL: Final = 4
 """The call that ended."""
 BATCH: Final = 5
 """The batch that was fetched."""
+PART: Final = 7
+"""Of the start of a forward: which part of the model is called; 0: the model."""
 
 
 @dataclass(slots=True)
@@ -263,7 +265,7 @@ class StepBook:
         times, calls = self.gathered.times[row], self.gathered.rows["occurrences"]
         kinds, losses = self._sources.kinds, self._sources.losses
         duration_ns, stage, after = step.duration_ns, self._stage, self.gathered.other_after[step.phase]
-        for stack, begun_ns, ns, shows, call, batch, homes in items:
+        for stack, begun_ns, ns, shows, call, batch, homes, _ in items:
             if ns:
                 duration_ns += ns
                 times[stack] += ns

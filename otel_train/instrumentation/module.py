@@ -39,8 +39,13 @@ _NO_FORWARD = ("Loss", "Criterion", "Metric")
 """Ends of class names of modules that are no forward though they may have parameters."""
 
 
-def parts_of(model: torch.nn.Module, *, taken: Callable[[torch.nn.Module], bool]) -> list[torch.nn.Module]:
+def parts_of(
+    model: torch.nn.Module, *, taken: Callable[[torch.nn.Module], bool]
+) -> list[tuple[torch.nn.Module, int]]:
     """Returns the modules below ``model`` that a program may call directly: encoder, head, the model inside a wrapper.
+
+    Each has a number, by which the agent tells that one does not train another: what a part holds has the number of that
+    part, and the model inside a wrapper 0, as the wrapper.
 
     They are its children and grandchildren that have parameters and are no loss or metric. A wrapper (no parameters of
     its own, one child) counts for no level, nor does a container without a forward (``ModuleList``), whose members
@@ -54,10 +59,11 @@ def parts_of(model: torch.nn.Module, *, taken: Callable[[torch.nn.Module], bool]
     import torch
 
     found = _Found(taken)
-    for child in found.add_children(found.unwrap(model)):
+    for child in found.add_children(found.unwrap(model, 0)):
         if not isinstance(child, torch.nn.Sequential):
-            found.add_children(found.unwrap(child))
-    return list(found.modules.values())
+            number = found.numbers[id(child)]
+            found.add_children(found.unwrap(child, number), number)
+    return [(one, found.numbers[key]) for key, one in found.modules.items()]
 
 
 class _Found:
@@ -65,27 +71,33 @@ class _Found:
 
     def __init__(self, taken: Callable[[torch.nn.Module], bool]) -> None:
         self.modules: dict[int, torch.nn.Module] = {}
+        self.numbers: dict[int, int] = {}
         self._taken = taken
 
-    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Adds what ``model`` wraps, and what that wraps; returns the innermost."""
+    def unwrap(self, model: torch.nn.Module, number: int) -> torch.nn.Module:
+        """Adds what ``model`` wraps, and what that wraps, with a number; returns the innermost."""
         while True:
             inside = self._new(_children(model))
             parameters = model.__dict__.get("_parameters", {}).values()
             if len(inside) != 1 or not _is_called(inside[0]) or any(one is not None for one in parameters):
                 return model
-            if not self._add(inside):
+            if not self._add(inside, number):
                 return model
             model = inside[0]
 
-    def add_children(self, model: torch.nn.Module) -> list[torch.nn.Module]:
-        """Adds the children of ``model``, then the members of its containers; returns the children that are parts."""
+    def add_children(self, model: torch.nn.Module, number: int | None = None) -> list[torch.nn.Module]:
+        """Adds the children of ``model``, then the members of its containers; returns the children that are parts.
+
+        Args:
+            model: the model, or a part.
+            number: of the part; None: each gets one of its own.
+        """
         inside = self._new(_children(model))
         direct = [child for child in inside if _is_called(child)]
-        added = direct if self._add(direct) else []
+        added = direct if self._add(direct, number) else []
         for container in inside:
             if not _is_called(container):
-                self._add(self._new(_members(container)))
+                self._add(self._new(_members(container)), number)
         return added
 
     def _new(self, modules: Iterator[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -95,10 +107,11 @@ class _Found:
             if id(one) not in self.modules and not self._taken(one) and _is_recorded(one)
         ]
 
-    def _add(self, modules: list[torch.nn.Module]) -> bool:
+    def _add(self, modules: list[torch.nn.Module], number: int | None) -> bool:
         fits = len(self.modules) + len(modules) <= MOST_PARTS
-        if fits:
-            self.modules.update((id(one), one) for one in modules)
+        for one in modules if fits else ():
+            self.modules[id(one)] = one
+            self.numbers[id(one)] = len(self.modules) if number is None else number
         return fits
 
 
@@ -187,8 +200,8 @@ class ModuleProbe:
             return
         mine = {id(part): slot for slot in self._parts if (part := slot.model()) is not None}
         slots = [
-            mine.get(id(part)) or _Slot(part, self, self._wrap_part)
-            for part in parts_of(model, taken=self._is_taken)
+            mine.get(id(part)) or _Slot(part, self, functools.partial(self._wrap_part, part=number))
+            for part, number in parts_of(model, taken=self._is_taken)
         ]
         kept = set(map(id, slots))
         for slot in self._parts:
@@ -449,17 +462,17 @@ def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
 
 
 def _timed(
-    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe
+    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe, *, part: int = 0
 ) -> Callable[..., Any]:
     import torch
 
     source, edge, open_in = probe.source, probe.edge, probe.open_in
     is_compiling, compiler = _compiler()
     is_grad_enabled = torch.is_grad_enabled
-    evaluating = (code(Op.BEGIN, source), code(Op.BEGIN, source, Flag.GRAD))
+    evaluating = (code(Op.BEGIN, source, 0, part), code(Op.BEGIN, source, Flag.GRAD, part))
     training = (
-        code(Op.BEGIN, source, Flag.TRAINING),
-        code(Op.BEGIN, source, Flag.TRAINING | Flag.GRAD),
+        code(Op.BEGIN, source, Flag.TRAINING, part),
+        code(Op.BEGIN, source, Flag.TRAINING | Flag.GRAD, part),
     )
     end, fail = code(Op.END, source), code(Op.FAIL, source)
 
@@ -485,11 +498,11 @@ def _timed(
 
 
 def _timed_part(
-    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe
+    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe, *, part: int
 ) -> Callable[..., Any]:
     import torch
 
-    timed, open_in = _timed(go_on, compiled, probe), probe.open_in
+    timed, open_in = _timed(go_on, compiled, probe, part=part), probe.open_in
     is_compiling, _ = _compiler()
     task_of_backward = torch._C._current_graph_task_id  # noqa: SLF001 - the only way to ask
 
@@ -508,6 +521,7 @@ def _timed_in_c(
     probe: ModuleProbe,
     *,
     task_of_backward: Callable[[], int] | None = None,
+    part: int = 0,
 ) -> Callable[..., Any]:
     """Returns the wrapper in C; what a compiler traces stays Python. For a part, ``task_of_backward`` is given."""
     import torch
@@ -525,7 +539,9 @@ def _timed_in_c(
         _Bound,
         vars(compiler),
         ring_buffer.packed(
-            code(Op.END, source), code(Op.FAIL, source), *(code(Op.BEGIN, source, each) for each in flags)
+            code(Op.END, source),
+            code(Op.FAIL, source),
+            *(code(Op.BEGIN, source, each, part) for each in flags),
         ),
     )
     forward = ring_buffer.EXTENSION.hook("forward", state)

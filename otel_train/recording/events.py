@@ -30,7 +30,8 @@ class Op(FastIntEnum):
     """Operation of an event. Ops below ``END`` open a stage, those from ``END`` to ``SUSPEND`` close one."""
 
     BEGIN = 1
-    """For the data stage the payload is the number of the iterator that is asked; 0 is unknown."""
+    """For the data stage the payload is the number of the iterator that is asked; 0 is unknown. For a forward it is the
+    number of the part that is called; 0 is the model."""
     RESUME = 2
     """A stage that was suspended (across ``await`` or ``yield``) runs again; payload: its token."""
     END = 3

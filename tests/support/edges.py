@@ -85,9 +85,13 @@ class Tape:
         """A stage with nothing inside."""
         return self.inside(kind, name, self_ns=ns, flags=flags, end=end)
 
-    def forward(self, ns: int = 20, model: str = "model", *, flags: int = TRAINING) -> Tape:
-        """One forward."""
-        return self.run(SourceKind.FORWARD, model, ns, flags=flags)
+    def forward(self, ns: int = 20, model: str = "model", *, flags: int = TRAINING, part: int = 0) -> Tape:
+        """One forward, of a model or of a part of it."""
+        source = self.source(SourceKind.FORWARD, model)
+        self.edge(Op.BEGIN, source, flags, part)
+        self.spend(ns)
+        self.edge(Op.END, source)
+        return self
 
     def backward(self, ns: int = 30) -> Tape:
         """One backward."""

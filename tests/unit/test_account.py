@@ -188,6 +188,22 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().ask(iterator=1).dispose("code", 1).forward().spend(50)
          .repeat(2, lambda t: t.ask(iterator=2).forward().backward().update()).stop(iterator=2), evals=[20],
          durations=[STEP, STEP], activity={"data_wait": 20, "productive": 114, "eval": 20, "outside": 50}),
+    # ``with torch.no_grad(): z = model.encoder(x)``, then ``model.head(z)``, without a loader.
+    loop("forwards without gradients of a part that never trains are of the step",
+         times(3, lambda t: t.forward(11, flags=0, part=1).forward(part=2).backward().update()),
+         durations=[68] * 3, evals=[]),
+    loop("those of a part that has trained before are evaluation, although another part trains next",
+         Tape().forward(part=1).backward().update()
+         .repeat(2, lambda t: t.forward(11, flags=0, part=1).forward(part=2).backward().update()),
+         durations=[57] * 3, evals=[11] * 2),
+    loop("those of a target network that is a part, after an action of the part that trains, are of the step",
+         Tape().forward(part=1).backward().update()
+         .repeat(2, lambda t: t.forward(11, flags=0, part=1).forward(13, flags=0, part=2).forward(part=1).backward().update()),
+         durations=[57, 70, 70], evals=[11] * 2),
+    loop("so are those of a part where the whole model trains",
+         times(3, lambda t: t.forward(11, flags=0, part=1).forward().backward().update()), durations=[57] * 3, evals=[11] * 3),
+    loop("so are those of the whole model where a part trains",
+         times(3, lambda t: t.forward(11, flags=0).forward(part=1).backward().update()), durations=[57] * 3, evals=[11] * 3),
     # ``for i, batch in enumerate(loader): if i == steps: break``, the most usual way to stop.
     loop("a batch in hand where the loop leaves its training is of no step: its wait is data, the rest outside",
          Tape().repeat(2, lambda t: t.repeat(2, lambda t: t.ask(iterator=1).forward().backward().update()).ask(iterator=1).spend(3).dispose("code", 1).spend(9)),

@@ -26,7 +26,7 @@ def ledger(reclaimed: ReclaimedTime, *lasted_ns: int) -> dict[Activity, int]:
     book = StepBook(sources, reclaimed.within, by_step=False)
     begun_ns = 0
     for ns in lasted_ns:
-        book.train([((0,), begun_ns, ns, NOTHING, None, None, ())], -1, ())
+        book.train([((0,), begun_ns, ns, NOTHING, None, None, (), 0)], -1, ())
         begun_ns += ns
         reclaimed.forget(begun_ns)
     activity_ns = book.take().activity_ns

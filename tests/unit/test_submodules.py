@@ -83,9 +83,9 @@ SHAPES: dict[str, tuple[Any, list[str]]] = {
 }  # fmt: skip
 
 
-def names(model: nn.Module, found: list[nn.Module]) -> list[str]:
+def names(model: nn.Module, found: list[tuple[nn.Module, int]]) -> list[str]:
     known = {id(module): name for name, module in model.named_modules()}
-    return sorted(known[id(module)] for module in found)
+    return sorted(known[id(module)] for module, _ in found)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -103,6 +103,19 @@ def test_what_another_model_has_is_left_out_with_all_that_it_holds() -> None:
     model = tree(encoder=encoder, head=nn.Linear(1, 1))
 
     assert names(model, parts_of(model, taken=lambda module: module is encoder)) == ["head"]
+
+
+def test_what_a_part_holds_has_its_number_and_what_a_wrapper_holds_none() -> None:
+    """A frozen encoder differs from the head that trains on what it gives; its own parts do not differ from it."""
+    inner = tree(encoder=tree(stem=nn.Linear(1, 1), body=block()), head=nn.Linear(1, 1))
+    model = tree(module=inner)
+    known = {id(module): name for name, module in inner.named_modules()}
+
+    numbers = {known[id(part)]: number for part, number in parts_of(model, taken=lambda _: False)}
+
+    assert numbers[""] == 0
+    assert numbers["encoder"] == numbers["encoder.stem"] == numbers["encoder.body"]
+    assert len({0, numbers["encoder"], numbers["head"]}) == 3
 
 
 def test_a_scripted_part_is_one_and_what_it_holds_is_none() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from tests.integration.loops.evaluating import glance
-from tests.integration.loops.truth import EVAL, TRAIN, Net, Truth, Watch, loop, sgd, slow_loader, timed
+from tests.integration.loops.truth import EVAL, TRAIN, Net, Slow, Truth, Watch, loop, sgd, slow_loader, timed
 
 
 class Replay:
@@ -244,3 +244,20 @@ def an_adversary_with_two_critic_updates(watch: Watch) -> Truth:
         truth.forward(model="D")
         descend(truth, generator_optimizer, -critic(generator(torch.randn(4, 4))).mean())
     return truth
+
+
+@timed
+def a_frozen_encoder_without_a_loader(watch: Watch) -> None:
+    """The encoder of the model runs without gradients, and its head trains on what that gives: both are training."""
+    truth = watch.truth()
+    model = nn.ModuleDict({"encoder": Slow(truth), "head": Slow(truth)})
+    optimizer = sgd(model["head"])
+    watch(model)
+    for _ in range(8):
+        rows, classes = torch.randn(4, 4), torch.randint(0, 2, (4,))
+        with torch.no_grad():
+            truth.forward()
+            hidden = model["encoder"](rows).repeat(1, 2)
+        truth.forward()
+        truth.backward(F.cross_entropy(model["head"](hidden), classes))
+        truth.update_that_ends_a_step(optimizer)
