@@ -429,10 +429,9 @@ class Batches:
             self.open.dropped = self.open.fetched and not self.open.shows
         self.boundary(_CLOSE)
         self._phases.close()
+        # Time of the phase beside its steps is no more than all waits for data: a law of every summary.
         left = self._book.open
-        own_ns = (
-            left.duration_ns - left.wait_ns
-        )  # what the phase has beside its steps is no more than all waits
+        own_ns = left.duration_ns - left.wait_ns
         waits_alone = left.training_from_ns < 0 and own_ns <= min(left.wait_ns, self._book.waited_ns)
         if left.duration_ns and not (waits_alone and self._phases.trained):
             self._book.close_step(counted=False)

@@ -303,7 +303,8 @@ class RankReader:
             return LiveProgress(problem="there is no flight file")
         written_s = summary.get("wall_seconds")
         version = (mark, heartbeat_of(path), written_s if isinstance(written_s, float) else None)
-        known, progress = self._progress.pop(path, (None, None))
+        with self._guard:
+            known, progress = self._progress.pop(path, (None, None))
         if not still or progress is None or known != version:
             progress = progress_of(path, mark, summary)
         with self._guard:

@@ -83,8 +83,8 @@ def test_what_the_loop_raises_during_a_capture_comes_out(tmp_path: Path, fault: 
 
 
 def test_a_session_closed_by_another_thread_ends_the_capture_there(tmp_path: Path) -> None:
-    """A server that trains closes it on request."""
-    session = otel_train.instrument(run_dir=str(tmp_path), **FAST)
+    """A server that trains closes it on request. What is captured is written within the exit timeout, also on a slow machine."""
+    session = otel_train.instrument(run_dir=str(tmp_path), exit_timeout_s=20, **FAST)
     otel_train.capture(steps=10_000)
     closing = threading.Thread(target=session.close)
 
