@@ -574,12 +574,8 @@ def _resetting(cls: Any) -> Callable[..., None]:
     def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
         attributes, probe = self.__dict__, self.__dict__[PROBE]
         if not attributes.pop(_FRESH, False):
-            end_pass(attributes)
-            attributes[ASK] = probe.next_pass()
-        ask = attributes[ASK]
-        if NEXT in attributes:
-            attributes[NEXT].ask = ask
-        probe.edge(ask | START_BITS)
+            _end_and_renumber(attributes)
+        probe.edge(attributes[ASK] | START_BITS)
         probe.begins(self)
         try:
             reset_inner(self, *args, **kwargs)
@@ -621,12 +617,8 @@ def _looping(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterat
             return (yield from original(loader))
         finally:
             for iterator in iterators_of(loader):
-                attributes = iterator.__dict__
-                if PROBE in attributes:
-                    end_pass(attributes)
-                    attributes[ASK] = attributes[PROBE].next_pass()
-                    if NEXT in attributes:
-                        attributes[NEXT].ask = attributes[ASK]
+                if PROBE in iterator.__dict__:
+                    _end_and_renumber(iterator.__dict__)
 
     return __iter__
 
@@ -642,6 +634,14 @@ def iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader
 def end_pass(attributes: dict[str, Any]) -> None:
     """Ends the pass of an iterator that is disposed of, in the thread that made it. ``attributes``: those of the iterator."""
     _write_of_pass(attributes, lambda probe, ask: probe.pass_end(ask))
+
+
+def _end_and_renumber(attributes: dict[str, Any]) -> None:
+    """Ends the pass of an iterator that lives on: what it gives next is of another pass."""
+    end_pass(attributes)
+    attributes[ASK] = attributes[PROBE].next_pass()
+    if NEXT in attributes:
+        attributes[NEXT].ask = attributes[ASK]
 
 
 def _write_of_pass(attributes: dict[str, Any], word: Callable[[LoaderProbe, int], int]) -> None:
