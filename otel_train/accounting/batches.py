@@ -68,6 +68,7 @@ class Pass:
         computed: a stage that computes has run in one of its batches.
         ended: it has no further batch, or its iterator is gone.
         drawn_again: it gave one batch, as the pass of its loader before: ``next(iter(loader))`` in a loop.
+        is_behind: an evaluation looks one batch ahead in it: the step of its last batch is to come.
         making: time in which its iterator was made.
         making_ns: how long that took; -1 once its first batch is there.
     """
@@ -80,6 +81,7 @@ class Pass:
     computed: bool = False
     ended: bool = False
     drawn_again: bool = False
+    is_behind: bool = False
     making: list[Item] = field(default_factory=list)
     making_ns: int = -1
 
@@ -207,7 +209,10 @@ class Batches:
     def pending(self) -> list[list[Item]]:
         """Items of all batches that wait, of the open one, and those of a step that has shown nothing yet."""
         open_too = [] if self.open is None else [*self.open.row, self.open]
-        return [self._phases.lead, *(batch.items for batch in (*self._phases.waiting, *open_too))]
+        return [
+            self._phases.lead,
+            *(batch.items for batch in (*self._phases.waiting, *self._phases.pair, *open_too)),
+        ]
 
     # -- what opens a batch ------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ class BatchPhases:
     Attributes:
         waiting: batches before the open one that have not shown what they are for.
         left_over: a pass that has ended with a batch fetched and not used.
+        pair: the first two batches of an evaluation, of which the model ran in the second: one step if the loop looks
+            one batch ahead, two if it draws them in groups.
         began: there was a request, a computation or a manual mark; what came before was preparation.
         lead: time at the start of a step that has neither a batch nor a model's work yet: it may be of none.
         trained: there were gradients or updates.
@@ -61,6 +63,7 @@ class BatchPhases:
     def __init__(self, sources: SourceTable, book: StepBook, decision: StepSourceDecision) -> None:
         self.waiting: list[Batch] = []
         self.left_over: Pass | None = None
+        self.pair: tuple[Batch, ...] = ()
         self.began = False
         self.lead: list[Item] = []
         self.trained = False
@@ -136,6 +139,7 @@ class BatchPhases:
             why: the boundary.
             asked: the pass that is asked next; None where none is.
         """
+        self._book_pair(batch)
         batch = self._take_evaluation_ahead(batch)
         declared = self._declared(batch) > TRAIN
         is_named = batch.passes and self._sources.named[batch.loader] >= 0
@@ -151,7 +155,7 @@ class BatchPhases:
             self._train(head, batch)
         of_step, trained = self._is_of_step(batch, why, asked), bool(head)
         if declared or (not trained and any(item[SHOWS] == GRADIENTS_MADE for item in tail)):
-            self._judge_batch(batch.part(tail))
+            self._judge_batch(batch.part(tail), asked)
         elif any(item[SHOWS] in FORWARDS for item in tail):
             self._judge_rest(batch, tail, of_step=of_step, trained=trained)
         elif trained or not batch.passes or self._goes_on(batch):
@@ -176,11 +180,34 @@ class BatchPhases:
         leaves = phase > TRAIN and asked is not None and asked not in batch.passes
         return leaves and all(each.computed for each in batch.passes)
 
-    def _judge_batch(self, batch: Batch) -> None:
+    def _judge_batch(self, batch: Batch, asked: Pass | None = None) -> None:
         """Books a batch that was asked for, whose forwards no backward followed, as evaluation: rules 2 to 4."""
+        if asked in batch.passes and batch.fetched and not any(map(_SHOWN, batch.items)):
+            self._wait(batch)  # the loop may look ahead
+            return
         phase = self._eval_phase(batch)
         self._set_phase(batch, phase)
-        self._book_batch(batch, phase)
+        second = batch.fetched and [(each.batches, each.ahead) for each in batch.passes] == [(2, 1)]
+        first = self._take_fetched(batch.passes[0]) if second else None
+        if first is None:
+            self._book_batch(batch, phase)
+        else:
+            self.pair = first, batch
+
+    def _book_pair(self, following: Batch | None = None) -> None:
+        """Books the first two batches of an evaluation by what follows.
+
+        If the loop looks one batch ahead, each step works on the batch before its own, and the last comes after the pass.
+        """
+        if not self.pair:
+            return
+        (first, second), self.pair = self.pair, ()
+        if following is not None and following.shows and second.passes[0] in following.origins:
+            second.items = first.items + second.items
+            second.passes[0].is_behind = True
+        else:
+            self._book_batch(first, -1)
+        self._book_batch(second, -1)
 
     def _judge_rest(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Judges forwards that no backward followed before the boundary: rules 2 to 4.
@@ -208,9 +235,9 @@ class BatchPhases:
                     left_over.phase = self._eval_phase(batch)
                     self._phases.setdefault(left_over.source, left_over.phase)
                 end = self._end_of_forward(tail[:ahead], evaluated[-1])
-                fetched = self._take_fetched(left_over)
-                book = self._book.evaluate if fetched else self._book.beside
-                book(fetched + tail[:end], self._eval_phase(batch), batch.loader, batch.loaders)
+                before, is_step = self._take_last(left_over)
+                book = self._book.evaluate if is_step else self._book.beside
+                book(before + tail[:end], self._eval_phase(batch), batch.loader, batch.loaders)
                 self._book.apart(tail[end:ahead], Activity.OUTSIDE)
             else:  # in no batch of its own it lasts to the end of its last forward
                 before, after = self._evaluate_forwards(tail[:ahead], evaluated)
@@ -221,13 +248,19 @@ class BatchPhases:
         if behind:  # their backward may come after the boundary
             self.waiting.append(batch.part(behind))
 
-    def _take_fetched(self, ended: Pass) -> list[Item]:
-        """Returns the time of the one batch of a pass that was fetched and not used before its end; empty where there are several."""
-        found = [batch for batch in self.waiting if ended in batch.passes]
+    def _take_last(self, ended: Pass) -> tuple[list[Item], bool]:
+        """Returns the time, if any waits, of the batch of a pass that is used after its end, and whether it is a step yet to be booked."""
+        last, is_behind = self._take_fetched(ended), ended.is_behind
+        ended.is_behind = False
+        return ([], is_behind) if last is None else (last.items, True)
+
+    def _take_fetched(self, asked: Pass) -> Batch | None:
+        """Returns the one batch of a pass that was fetched and is not used yet; None where there are several."""
+        found = [batch for batch in self.waiting if asked in batch.passes]
         if len(found) != 1 or not found[0].fetched:
-            return []
+            return None
         self.waiting.remove(found[0])
-        return found[0].items
+        return found[0]
 
     @property
     def is_certain(self) -> bool:
@@ -381,9 +414,9 @@ class BatchPhases:
             return batch
         ahead = batch.items[:first]
         begin, end = self._first_wait(ahead, apart), self._end_of_forward(ahead, looks[-1])
-        fetched = [] if batch.left_over is None else self._take_fetched(batch.left_over)
-        is_new = batch.fetched or bool(fetched)
-        self._judge_batch(Batch(apart, apart[-1].source, fetched + ahead[begin:end], fetched=is_new))
+        before, is_step = ([], False) if batch.left_over is None else self._take_last(batch.left_over)
+        is_new = batch.fetched or is_step
+        self._judge_batch(Batch(apart, apart[-1].source, before + ahead[begin:end], fetched=is_new))
         items = batch.take_items()
         del items[begin:end]
         return Batch(passes, in_hand, items, fetched=batch.fetched and bool(passes), asked_in=batch.asked_in)
@@ -499,6 +532,7 @@ class BatchPhases:
 
     def close(self) -> None:
         """Books the batches that wait: nothing more comes."""
+        self._book_pair()
         several = len(self.waiting) > 1 and self.trained
         for batch in self.waiting:
             evaluates = several and batch.has_forward and not self._is_given_up(batch)

@@ -364,6 +364,12 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          .spend(4).repeat(2, lambda t: t.forward(11, flags=0)).spend(4),
          durations=[5 + STEP, STEP, STEP - 5], evals=[11, 11],
          activity={"data_wait": 20, "productive": 171, "eval": 22, "outside": 8}),
+    # accelerate looks ahead in evaluations too.
+    loop("each step of an evaluation that looks one batch ahead has the forward on its batch",
+         Tape().step().stop().repeat(2, lambda t: t.ask("val").repeat(2, lambda u: u.ask("val").forward(11, flags=0))
+         .stop("val").forward(11, flags=0).spend(9)),
+         durations=[STEP], evals=[5 + 5 + 11, 5 + 11, 11] * 2,
+         activity={"data_wait": 5 + 5, "productive": 57, "eval": 2 * (5 * 4 + 33), "outside": 18}),
     # A forward without gradients that no update follows is no step.
     loop("batches of two loaders whose iterators are gone before they are used are one batch",
          Tape().step().stop().ask("val", 5, iterator=1).ask("images", 6, iterator=2).dispose("val", 1)
@@ -505,7 +511,7 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().step().stop().ask("b", iterator=1).ask("b", iterator=1).forward(flags=0).stop("b", iterator=1)
          .forward(flags=0).dispose("b", 1)
          .forward().backward().update(),
-         durations=[STEP, 57], evals=[5, 5 + 20], labels={"train": "code", "eval": "b"}, partial=[]),
+         durations=[STEP, 57], evals=[5 + 5 + 20, 20], labels={"train": "code", "eval": "b"}, partial=[]),
     # ``list(val)``, and the last group of ``itertools.batched(val, 2)``.
     loop("batches of an evaluation that are read before they are used are steps once, and the forwards are of their loader",
          Tape().step().stop().ask("val", iterator=1).ask("val", iterator=1).stop("val", iterator=1).dispose("val", 1)
