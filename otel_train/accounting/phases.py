@@ -182,8 +182,9 @@ class BatchPhases:
 
     def _judge_batch(self, batch: Batch, asked: Pass | None = None) -> None:
         """Books a batch that was asked for, whose forwards no backward followed, as evaluation: rules 2 to 4."""
-        if asked in batch.passes and batch.fetched and not any(map(_SHOWN, batch.items)):
-            self._wait(batch)  # the loop may look ahead
+        looks_ahead = any(each is asked and each.ahead == 1 for each in batch.passes)
+        if looks_ahead and batch.fetched and not any(map(_SHOWN, batch.items)):
+            self._wait(batch)
             return
         phase = self._eval_phase(batch)
         self._set_phase(batch, phase)

@@ -68,9 +68,9 @@ class Tape:
         self.edge(Op.STOP, source, payload=why)
         return self
 
-    def dispose(self, loader: str, iterator: int = 0) -> Tape:
+    def dispose(self, loader: str, iterator: int = 0, *, phase: str = "") -> Tape:
         """An iterator is gone."""
-        self.edge(Op.PASS_END, self.source(SourceKind.DATA, loader), payload=iterator)
+        self.edge(Op.PASS_END, self.source(SourceKind.DATA, loader, phase), payload=iterator)
         return self
 
     def start(self, loader: str = "code", ns: int = 3, *, iterator: int = 0) -> Tape:

@@ -370,6 +370,14 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          .stop("val").forward(11, flags=0).spend(9)),
          durations=[STEP], evals=[5 + 5 + 11, 5 + 11, 11] * 2,
          activity={"data_wait": 5 + 5, "productive": 57, "eval": 2 * (5 * 4 + 33), "outside": 18}),
+    loop("so it has where its phase is declared, and two passes are left with a batch in hand",
+         Tape().step().stop().repeat(2, lambda t: t.ask("held out", phase="eval").repeat(2, lambda u: u.ask("held out", phase="eval")
+         .forward(11, flags=0)).dispose("held out", phase="eval")).step(),
+         durations=[STEP] * 2, evals=[5 + 5 + 11, 5 + 11] * 2,
+         phase={"train": 2 * STEP + 5, "eval": 2 * (15 + 22)}),
+    loop("batches of a declared phase in which no model runs are steps",
+         Tape().step().stop().repeat(4, lambda t: t.ask("held out", phase="eval").spend(7)).stop("held out", phase="eval"),
+         evals=[5 + 7] * 4, phase={"train": STEP + 5, "eval": 4 * 12 + 5}),
     # A forward without gradients that no update follows is no step.
     loop("batches of two loaders whose iterators are gone before they are used are one batch",
          Tape().step().stop().ask("val", 5, iterator=1).ask("images", 6, iterator=2).dispose("val", 1)
