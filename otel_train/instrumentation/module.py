@@ -2,8 +2,8 @@
 
 ``Module.__call__`` calls ``self._compiled_call_impl`` when it is set. A wrapper there sees the outermost
 call, is dropped by ``__getstate__`` (so pickles and deep copies are clean and are not timed as the
-model), and adds no graph break, because under ``torch.compile`` it steps aside. In a copy of ``__dict__``, which
-parametrized modules make of themselves, it is bound to the copy and records nothing.
+model), and adds no graph break, because under ``torch.compile`` it steps aside. A copy that has it with a copy of
+``__dict__`` loses it in its first call, and records nothing.
 
 A part of a root is recorded where the program calls it while no instrumented forward is open in its thread, under the name
 of the root; ``parts_of`` says which modules are parts.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import sys
 import weakref
 from _thread import get_ident
@@ -231,10 +232,10 @@ class _Slot:
     """
 
     def __init__(self, model: torch.nn.Module, probe: ModuleProbe, wrap: Callable[..., Any]) -> None:
-        self.model = weakref.ref(model)
+        self.model = weakref.ref(model, self._release)
+        self.wrapper: MethodType | None = None
         self._probe = probe
         self._wrap = wrap
-        self._wrapper: MethodType | None = None
         self._replaced: Any = None
         self.attach()
 
@@ -244,31 +245,34 @@ class _Slot:
         if model is None:
             return
         present = model.__dict__.get(SLOT)
-        if present is not None and present is self._wrapper:
+        if present is not None and present is self.wrapper:
             return
-        if _is_ours(present) and not present.__self__.recorded:
-            present = None  # it came with a copy of another module
+        if _is_ours(present) and present.__self__.is_copied_to(model):
+            present = None
         self._replaced = present
         wrapper = self._wrap(type(model)._call_impl, present, self._probe)  # noqa: SLF001 - nothing else names it
-        self._wrapper = MethodType(wrapper, _Bound.to(model, self))
-        model.__dict__[SLOT] = self._wrapper  # past __setattr__, which scripted modules override
+        self.wrapper = MethodType(wrapper, _Bound.to(model, self))
+        model.__dict__[SLOT] = self.wrapper  # past __setattr__, which scripted modules override
 
     def remove(self) -> None:
         """Gives it back, unless other code has put something over ours."""
-        model = self.model()
-        if model is None or model.__dict__.get(SLOT) is not self._wrapper:
+        model, wrapper = self.model(), self.wrapper
+        self._release()
+        if model is None or wrapper is None or model.__dict__.get(SLOT) is not wrapper:
             return
         if self._replaced is None:
             del model.__dict__[SLOT]
         else:
             model.__dict__[SLOT] = self._replaced
 
+    def _release(self, _: object = None) -> None:
+        self.wrapper = None  # where it still is, it is in copies, or passes calls through
+
 
 class _Bound(weakref.ref["torch.nn.Module"]):
     """The object whose method a wrapper is. C reads the weak reference that it is; a compiler can only trace ``model``.
 
-    It moves with the module where ``__dict__`` is deep-copied or pickled. A deep copy is of the copied module, and records
-    nothing; out of a pickle comes a slot that is not set.
+    It moves with the module where ``__dict__`` is copied or pickled. A deep copy is of the copied module; out of a pickle comes a slot that is not set. A shallow copy is the same object: see ``_called_instead``.
     """
 
     __slots__ = ("model", "slot")
@@ -285,10 +289,14 @@ class _Bound(weakref.ref["torch.nn.Module"]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Bound:
         copied = memo.get(id(self()))
-        return self if copied is None else _BoundToCopy.to(copied, self.slot)
+        return self if copied is None else _BoundToCopy.to(copied, _NO_SLOT)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SimpleNamespace, (), {"call": None}  # a method is pickled as the attribute of this name
+
+    def is_copied_to(self, module: object) -> bool:
+        """Returns whether it came to ``module`` with a copy of a ``__dict__``."""
+        return not self.recorded or self.model() is not module
 
 
 class _BoundToCopy(_Bound):
@@ -296,10 +304,59 @@ class _BoundToCopy(_Bound):
     recorded = False
 
 
+_NO_SLOT: Any = SimpleNamespace(wrapper=None)
+
+
+def _called_instead(bound: _Bound) -> Any:  # Any: a module, of whatever class
+    """Returns the module that is called with a wrapper that came with a copy of ``__dict__``; None if it is its own.
+
+    Without its module a wrapper would run the original's weights: those of clones in meta-learning. What calls it says which
+    module it is; to ask takes a microsecond, so it is asked where more than ``_references`` refer to the wrapper.
+    """
+    frame = next(itertools.islice(frames(), 3, None), None)  # after those of this function and of the wrapper
+    if frame is None or frame.f_code is not _call_of_torch().__code__:
+        return None
+    module = frame.f_locals.get("self")
+    return module if bound.is_copied_to(module) else None
+
+
+def _call_copy(
+    module: Any, compiled: Callable[..., Any] | None, args: Any, kwargs: Any
+) -> Any:  # Any: as above
+    """Calls a copy as if nothing of otel_train's had been copied, and takes it away."""
+    if compiled is None:
+        module.__dict__.pop(SLOT, None)
+    else:
+        module.__dict__[SLOT] = compiled
+    return _call_of_torch()(module, *args, **kwargs)
+
+
+def _call_of_torch() -> Any:  # Any: a function of torch
+    """Returns what ``Module.__call__`` is, past what a program has put over it."""
+    import torch
+
+    return vars(torch.nn.Module)["_wrapped_call_impl"]
+
+
+@functools.cache
+def _references() -> int:
+    """Returns how many references there are to a wrapper in a call of its module: of ``__dict__``, of its slot, of the call."""
+    import torch
+
+    module, slot, counts = torch.nn.Module(), SimpleNamespace(), []
+
+    def call(bound: Any) -> None:
+        counts.append(sys.getrefcount(bound.slot.wrapper))
+
+    slot.wrapper = module.__dict__[SLOT] = MethodType(call, SimpleNamespace(slot=slot))
+    _call_of_torch()(module)
+    return counts[0]
+
+
 def _holder(module: torch.nn.Module) -> _Slot | None:
     """Returns the slot whose wrapper ``module`` has; None if it has none of otel_train's."""
     present = module.__dict__.get(SLOT)
-    return present.__self__.slot if _is_ours(present) and present.__self__.recorded else None
+    return present.__self__.slot if _is_ours(present) and not present.__self__.is_copied_to(module) else None
 
 
 def _is_ours(present: Any) -> bool:  # Any: what a slot holds
@@ -475,11 +532,14 @@ def _timed(
         code(Op.BEGIN, source, Flag.TRAINING | Flag.GRAD, part),
     )
     end, fail = code(Op.END, source), code(Op.FAIL, source)
+    getrefcount, references = sys.getrefcount, _references()
 
     def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
         model = bound.model()
-        if is_compiling() or compiler._is_compiling_flag or not bound.recorded:  # noqa: SLF001 - see _compiler
+        if is_compiling() or compiler._is_compiling_flag:  # noqa: SLF001 - see _compiler
             return go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        if getrefcount(bound.slot.wrapper) > references and (copied := _called_instead(bound)) is not None:
+            return _call_copy(copied, compiled, args, kwargs)
         here, outer = get_ident(), open_in[0]
         edge((training if model.training else evaluating)[is_grad_enabled()])
         open_in[0] = here
@@ -505,10 +565,16 @@ def _timed_part(
     timed, open_in = _timed(go_on, compiled, probe, part=part), probe.open_in
     is_compiling, _ = _compiler()
     task_of_backward = torch._C._current_graph_task_id  # noqa: SLF001 - the only way to ask
+    getrefcount, references = sys.getrefcount, _references()
 
     def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
-        # What is recomputed in a backward stays in it.
-        if is_compiling() or open_in[0] == get_ident() or task_of_backward() != -1:
+        if is_compiling():
+            return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        if getrefcount(bound.slot.wrapper) > references and (copied := _called_instead(bound)) is not None:
+            return _call_copy(copied, compiled, args, kwargs)
+        if (
+            open_in[0] == get_ident() or task_of_backward() != -1
+        ):  # what is recomputed in a backward stays in it
             return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
         return timed(bound, *args, **kwargs)
 
@@ -545,10 +611,13 @@ def _timed_in_c(
         ),
     )
     forward = ring_buffer.EXTENSION.hook("forward", state)
+    getrefcount, references = sys.getrefcount, _references()
 
     def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        if getrefcount(bound.slot.wrapper) > references and (copied := _called_instead(bound)) is not None:
+            return _call_copy(copied, compiled, args, kwargs)
         return forward(bound, args, kwargs)
 
     return call

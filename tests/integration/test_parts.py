@@ -290,6 +290,80 @@ def test_a_copy_of_a_class_with_a_state_of_its_own_is_clean(way: Any, watch: Wat
     assert forwards(session) == {"net": 1}
 
 
+def shallow(module: nn.Module) -> nn.Module:
+    """Clones a module as learn2learn does for meta-learning: ``__dict__`` is copied, its tables are new."""
+    clone = module.__new__(type(module))
+    clone.__dict__ = module.__dict__.copy()
+    clone._parameters = {key: one * 0 for key, one in module._parameters.items()}
+    clone._modules = {key: shallow(one) for key, one in module._modules.items()}
+    return clone
+
+
+def assigned(module: nn.Module) -> nn.Module:
+    """Clones a module as higher does: a new one gets every attribute."""
+    clone = type(module)()
+    for name, value in module.__dict__.items():
+        if name not in ("_parameters", "_modules"):
+            setattr(clone, name, value)
+    for parameter in clone.parameters():
+        parameter.data.zero_()
+    return clone
+
+
+def own_weights(clone: nn.Module) -> bool:
+    """Returns whether the clone, called twice, and its parts run their own weights, which are zeros."""
+    return not any(call(ROWS).any() for call in (clone, clone, clone.encoder, clone.head))
+
+
+@pytest.mark.parametrize("copied", [shallow, assigned])
+def test_a_copy_of_the_dict_of_a_model_runs_its_own_weights(copied: Any, watch: Watch) -> None:
+    """Meta-learning trains such clones: a wrapper that runs the original's weights trains nothing, without an error."""
+    model = Model()
+    session = watch({"net": model})
+    first, second, third = copied(model), copied(model), copied(model)
+
+    assert model(ROWS).any()
+    assert own_weights(first)
+    assert model(ROWS).any()
+    forwards_of_the_model = 2
+    assert forwards(session) == {"net": forwards_of_the_model}
+    assert own_weights(second)
+    del model
+    assert own_weights(third)
+
+
+def test_a_copy_of_the_dict_of_a_model_outlives_it(watch: Watch) -> None:
+    """The clone that was adapted is kept, the original is not."""
+    model = Model()
+    watch({"net": model})
+    clone = shallow(model)
+    del model
+    gc.collect()
+
+    assert own_weights(clone)
+
+
+def test_a_copy_of_the_dict_of_a_model_can_be_given_too(watch: Watch) -> None:
+    """It is a model of its own, and the original stays one."""
+    model = Model()
+    session = watch({"net": model})
+    clone = shallow(model)
+    session.add({"clone": clone})
+
+    assert own_weights(clone)
+    assert model(ROWS).any()
+    assert forwards(session) == {"net": 1, "clone": 4}
+
+
+def test_a_copy_of_the_dict_of_a_deep_copy_runs_its_own_weights(watch: Watch) -> None:
+    """A deep copy of a parametrized module has a wrapper that is bound to it."""
+    model = Model()
+    parametrize.register_parametrization(model.head, "weight", Same())
+    watch({"net": model})
+
+    assert not shallow(copy.deepcopy(model).head)(ROWS).any()
+
+
 def test_replicas_have_no_wrapper(watch: Watch) -> None:
     """``DataParallel`` copies ``__dict__`` of every module into its replicas."""
     model = Model()
