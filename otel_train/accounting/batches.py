@@ -346,7 +346,11 @@ class Batches:
         else:
             self._drawn.discard(gone.source)
         batch = self.open
-        if batch is not None and (gone in batch.passes or (batch.shows and gone is batch.left_over)):
+        if batch is not None and (
+            gone in batch.passes
+            or (batch.shows and gone is batch.left_over)
+            or self._phases.ends_with(batch, gone)
+        ):
             self._leave_open(batch)
         if self.open is None and any(map(self._ends_waiting, self._phases.waiting)):
             self._phases.book_waiting(ended_too=True, unused_too=False)

@@ -76,6 +76,8 @@ class BatchPhases:
         """Models, and parts of them, that have run with gradients to train."""
         self._in_hand = -1
         """Loader of a batch that no model has used when another loader was asked."""
+        self._trained_last: list[Pass] = []
+        """Passes of the batch that trained last."""
 
     # -- what is known of a pass -------------------------------------------------------------------
 
@@ -118,6 +120,15 @@ class BatchPhases:
         """Records what the passes of a batch, and their loaders, are for."""
         for each in batch.passes:
             each.phase = self._phases[each.source] = phase
+        if phase == TRAIN and batch.passes:
+            self._trained_last = batch.passes
+
+    def ends_with(self, batch: Batch, gone: Pass) -> bool:
+        """Returns whether a batch of an evaluation ends with the pass of training in which it was drawn."""
+        if gone not in self._trained_last or not (batch.shows and batch.passes):
+            return False
+        trains = TRAINING if self.is_named_evaluation(batch) else LIKELY_TRAINING
+        return not any(item[SHOWS] in trains for item in batch.items)
 
     def _set_training(self, batch: Batch) -> None:
         """Records that the passes of a batch train, before those of their batches are booked that wait."""

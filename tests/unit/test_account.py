@@ -548,6 +548,13 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("a forward with gradients on a batch of a loader named val, after which another loader trains, evaluates",
          Tape().ask("val", iterator=1).forward().repeat(2, lambda t: t.step().ask("val", iterator=1).forward()),
          durations=[STEP] * 2, evals=[25] * 3, partial=[], labels={"train": "code", "eval": "val"}),
+    loop("a batch of evaluation that is drawn inside a pass of training is over where that pass is left",
+         times(2, lambda t: t.repeat(2, lambda u: u.ask(iterator=1).forward().backward().update())
+               .ask("val", iterator=2).forward(11, flags=0).spend(1).dispose("code", 1).spend(100)),
+         durations=[STEP] * 4, evals=[17] * 2, activity={"data_wait": 20, "productive": 228, "eval": 34, "outside": 200}),
+    loop("the end of an older pass of training leaves it open",
+         Tape().ask("old", iterator=1).forward().backward().update().step().ask("val", iterator=2).forward(11, flags=0)
+         .dispose("old", 1).spend(100), durations=[STEP] * 2, evals=[116]),
     # A batch is a step once, whether its phase was declared or found.
     loop("a checkpoint inside a declared batch makes no further step of it",
          Tape().step().ask("held out", phase="eval").forward(11, flags=0).run(CHECKPOINT, "checkpoint", 40).spend(2)
