@@ -100,6 +100,7 @@ class Batch:
         left_over: the pass before whose end it was fetched, and after which it is used.
         asked_in: the training step that was open when it was asked for.
         between: it was not asked for, and follows the end of a pass.
+        in_hand: where it was not asked for: the pass whose batch another loader, as of an evaluation, has interrupted.
         fresh: it waits since this boundary.
         dropped: it was in hand, and no model had used it, when the loop left its pass or ended.
     """
@@ -113,6 +114,7 @@ class Batch:
     left_over: Pass | None = None
     asked_in: Step | None = None
     between: bool = False
+    in_hand: Pass | None = None
     fresh: bool = True
     dropped: bool = False
 
@@ -141,7 +143,7 @@ class Batch:
         """Returns some of its time, as a batch that waits."""
         return Batch(
             self.passes, self.loader, items,
-            fetched=self.fetched, left_over=self.left_over, asked_in=self.asked_in, dropped=self.dropped,
+            fetched=self.fetched, left_over=self.left_over, asked_in=self.asked_in, in_hand=self.in_hand, dropped=self.dropped,
         )  # fmt: skip
 
     @property
@@ -157,12 +159,13 @@ class Batch:
     @property
     def is_over(self) -> bool:
         """All its passes have ended."""
-        return all(each.ended for each in self.passes)
+        return all(each.ended for each in self.passes) and (self.in_hand is None or self.in_hand.ended)
 
     @property
     def shown(self) -> int:
-        """Phase that its passes have shown, or the one before whose end it was fetched; -1 for none yet."""
-        return next((each.phase for each in self.origins if each.phase >= 0), -1)
+        """Phase that its passes have shown, or the one that it is of otherwise; -1 for none yet."""
+        origins = self.origins if self.in_hand is None else [*self.origins, self.in_hand]
+        return next((each.phase for each in origins if each.phase >= 0), -1)
 
     @property
     def origins(self) -> list[Pass]:
@@ -204,6 +207,8 @@ class Batches:
         """Loaders whose last pass gave one batch: ``next(iter(loader))``."""
         self._mates: dict[int, list[int]] = {}
         """By loader: those that were asked together with it last, as by ``zip``."""
+        self._interrupted: tuple[Pass, Step] | None = None
+        """The pass whose batch was open when another loader was asked, and the step that has not closed since."""
 
     @property
     def pending(self) -> list[list[Item]]:
@@ -235,8 +240,18 @@ class Batches:
         self._phases.left_over = None
         if not row:
             self.boundary(_ASK, asked)
+        self._interrupt(batch, asked)
         self._open(opened := Batch(loader=asked.source, row=row, asked_in=self._book.open))
         opened.add(asked)
+
+    def _interrupt(self, batch: Batch | None, asked: Pass) -> None:
+        """Remembers a batch of training whose step has not closed when another loader is asked."""
+        if self._interrupted is not None and asked is self._interrupted[0]:
+            self._interrupted = None
+        elif batch is not None and batch.passes and asked not in batch.passes:
+            trains = batch.shown <= TRAIN and not self._phases.is_named_evaluation(batch)
+            if trains and batch.asked_in is self._book.open:
+                self._interrupted = batch.passes[-1], self._book.open
 
     def compute(self, source: int = -1, flags: int = 0) -> None:
         """Handles the start of a stage that only training and evaluation have; -1: of one that goes on after a pass."""
@@ -248,7 +263,7 @@ class Batches:
             self._phases.begin()
             self._open(batch := self._batch_in_hand(between=began))
         batch.shows = True
-        for each in batch.passes:
+        for each in batch.passes if batch.in_hand is None else [batch.in_hand]:
             each.computed = True
         if len(batch.items) > MOST_ITEMS:
             self.boundary(_SAID)
@@ -263,9 +278,13 @@ class Batches:
 
     def _batch_in_hand(self, *, between: bool = True) -> Batch:
         """Returns a batch that is not asked for: the one that was fetched before the end of its pass, if there is one."""
-        left_over = self._phases.left_over
+        left_over, in_hand = self._phases.left_over, None
         if left_over is None:
-            return Batch(between=between)
+            if self._interrupted is not None and self._interrupted[1] is self._book.open:
+                in_hand = self._interrupted[0]
+            if in_hand is None or in_hand.ended:
+                return Batch(between=between)
+            return Batch(in_hand=in_hand)
         return Batch(loader=left_over.source, left_over=left_over, between=not left_over.drawn_again)
 
     def _drop_left_over(self) -> None:
@@ -348,7 +367,7 @@ class Batches:
         batch = self.open
         if batch is not None and (
             gone in batch.passes
-            or (batch.shows and gone is batch.left_over)
+            or (batch.shows and gone in (batch.left_over, batch.in_hand))
             or self._phases.ends_with(batch, gone)
         ):
             self._leave_open(batch)

@@ -555,6 +555,30 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("the end of an older pass of training leaves it open",
          Tape().ask("old", iterator=1).forward().backward().update().step().ask("val", iterator=2).forward(11, flags=0)
          .dispose("old", 1).spend(100), durations=[STEP] * 2, evals=[116]),
+    # ``if number % 10 == 0: evaluate()`` is the first line of the loop.
+    loop("a batch that was in hand during an evaluation is accounted for as any other",
+         times(4, lambda t: t.ask(iterator=1).validate(1).forward().backward().spend(2)
+               .ask(iterator=1).forward().backward().spend(3).update().spend(4)).stop(iterator=1),
+         durations=[2 * MICRO + 2 + 3 + 7 + 4] * 4, evals=[16] * 4, partial=[]),
+    loop("so it is where a checkpoint follows",
+         times(3, lambda t: t.ask(iterator=1).validate(1).forward().backward().update().run(CHECKPOINT, "checkpoint", 40)
+               .spend(2)).stop(iterator=1).spend(9),
+         durations=[STEP] + [STEP + 2] * 2, activity={"data_wait": 20, "productive": 3 * 57 + 2 * 2, "eval": 3 * 21,
+                                                      "checkpoint": 120, "outside": 2 + 9}),
+    loop("so it is where steps are marked",
+         times(3, lambda t: t.ask(iterator=1).validate(1).forward().backward().update().mark().spend(2)).stop(iterator=1),
+         durations=[STEP] + [STEP + 2] * 2, evals=[16] * 3),
+    loop("so it is where its step is given up",
+         times(3, lambda t: t.ask(iterator=1).validate(1).forward().spend(2).ask(iterator=1).forward().backward().update())
+         .stop(iterator=1),
+         durations=[5 + 22 + STEP] * 3, evals=[16] * 3),
+    loop("so it is where two more loaders are asked between its forward and its backward",
+         times(3, lambda t: t.ask(iterator=1).validate(1).forward().ask("b", iterator=2).forward().ask("c", iterator=3)
+               .forward().backward().update()).stop(iterator=1),
+         durations=[15 + 60 + 37] * 3, evals=[16] * 3),
+    loop("so it is where the loop then leaves its pass",
+         Tape().step().ask(iterator=1).validate(1).forward().backward().spend(2).dispose("code", 1).spend(50).step().stop(),
+         durations=[STEP, MICRO + 2 + STEP], evals=[16], activity={"data_wait": 20, "productive": 57 * 2 + 52, "eval": 21, "outside": 50}),
     # A batch is a step once, whether its phase was declared or found.
     loop("a checkpoint inside a declared batch makes no further step of it",
          Tape().step().ask("held out", phase="eval").forward(11, flags=0).run(CHECKPOINT, "checkpoint", 40).spend(2)
