@@ -174,7 +174,8 @@ class BatchPhases:
         else:  # no model ran
             if asked is not None and batch.fetched and self._purpose(batch.loader) <= TRAIN:
                 self._in_hand = batch.loader
-            known = self.phase_of(batch.passes[0]) if self._decision.manual else batch.shown
+            ahead = self.trained and asked in batch.passes  # the model may run in the batches that follow
+            known = self.phase_of(batch.passes[0]) if self._decision.manual and not ahead else batch.shown
             if known >= 0:
                 batch.fetched = batch.fetched and not self._is_left(batch, known, asked)
                 self._book_batch(batch.part(tail), known)

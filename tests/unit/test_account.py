@@ -579,6 +579,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("so it is where the loop then leaves its pass",
          Tape().step().ask(iterator=1).validate(1).forward().backward().spend(2).dispose("code", 1).spend(50).step().stop(),
          durations=[STEP, MICRO + 2 + STEP], evals=[16], activity={"data_wait": 20, "productive": 57 * 2 + 52, "eval": 21, "outside": 50}),
+    loop("a loop of marked steps that looks ahead trains on its first batch, although its loader was evaluated before",
+         Tape().step().mark().ask(iterator=2).forward(11, flags=0).stop(iterator=2).ask(iterator=3).ask(iterator=3)
+         .forward().backward().update().mark().stop(iterator=3).forward().backward().update().mark(),
+         evals=[16], durations=[STEP, 5 + STEP, 57]),
     # A batch is a step once, whether its phase was declared or found.
     loop("a checkpoint inside a declared batch makes no further step of it",
          Tape().step().ask("held out", phase="eval").forward(11, flags=0).run(CHECKPOINT, "checkpoint", 40).spend(2)
