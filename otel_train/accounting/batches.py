@@ -102,6 +102,7 @@ class Batch:
         between: it was not asked for, and follows the end of a pass.
         in_hand: where it was not asked for: the pass whose batch another loader, as of an evaluation, has interrupted.
         fresh: it waits since this boundary.
+        trained: it was trained on before its last boundary.
         dropped: it was in hand, and no model had used it, when the loop left its pass or ended.
     """
 
@@ -116,6 +117,7 @@ class Batch:
     between: bool = False
     in_hand: Pass | None = None
     fresh: bool = True
+    trained: bool = False
     dropped: bool = False
 
     def add(self, asked: Pass) -> None:

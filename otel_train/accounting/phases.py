@@ -151,7 +151,7 @@ class BatchPhases:
             asked: the pass that is asked next; None where none is.
         """
         self._book_pair(batch)
-        batch = self._take_evaluation_ahead(batch)
+        opened, batch = batch, self._take_evaluation_ahead(batch)
         declared = self._declared(batch) > TRAIN
         is_named = batch.passes and self._sources.named[batch.loader] >= 0
         ends: tuple[int, ...] = LIKELY_TRAINING if self.is_certain and not is_named else TRAINING
@@ -159,6 +159,7 @@ class BatchPhases:
         head, tail = self._split_training(() if declared else ends, batch)
         if why is _MARK and self._trains_by_marks(batch):
             head, tail = self._end_marked_step(batch, tail), []
+        trained_before, opened.trained = opened.trained, opened.trained or bool(head)
         if head and self._is_own_code(tail) and self._is_of_step(batch, why, asked):
             self._train(head + tail, batch)  # to book both at once costs less
             return
@@ -168,7 +169,7 @@ class BatchPhases:
         if declared or (not trained and any(item[SHOWS] == GRADIENTS_MADE for item in tail)):
             self._judge_batch(batch.part(tail), asked)
         elif any(item[SHOWS] in FORWARDS for item in tail):
-            self._judge_rest(batch, tail, of_step=of_step, trained=trained)
+            self._judge_rest(batch, tail, of_step=of_step, trained=trained or trained_before)
         elif trained or not batch.passes or self._goes_on(batch):
             self._book_own_code(tail, batch, of_step=of_step)
         else:  # no model ran

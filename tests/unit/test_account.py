@@ -583,6 +583,12 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().step().mark().ask(iterator=2).forward(11, flags=0).stop(iterator=2).ask(iterator=3).ask(iterator=3)
          .forward().backward().update().mark().stop(iterator=3).forward().backward().update().mark(),
          evals=[16], durations=[STEP, 5 + STEP, 57]),
+    loop("forwards without a loader are steps of evaluation after a mark, too",
+         times(3, lambda t: t.step().mark().spend(1).forward(11, flags=0).forward(12, flags=0)).stop(),
+         durations=[STEP] * 3, evals=[11, 12] * 3, activity={"data_wait": 20, "productive": 3 * 57, "eval": 69, "outside": 3}),
+    loop("they are so after a checkpoint",
+         times(3, lambda t: t.step().run(CHECKPOINT, "checkpoint", 40).forward(11, flags=0).forward(12, flags=0)).stop(),
+         durations=[STEP] * 3, evals=[11, 12] * 3, labels={"train": "code", "eval": ""}),
     # A batch is a step once, whether its phase was declared or found.
     loop("a checkpoint inside a declared batch makes no further step of it",
          Tape().step().ask("held out", phase="eval").forward(11, flags=0).run(CHECKPOINT, "checkpoint", 40).spend(2)
