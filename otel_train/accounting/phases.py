@@ -236,7 +236,7 @@ class BatchPhases:
             self.waiting.append(batch.part(tail))
             return
         left_over, (ahead, evaluated) = batch.left_over, self._early_forwards(tail)
-        if not batch.passes or ahead == len(tail):
+        if not (batch.passes or batch.in_hand) or ahead == len(tail):
             evaluated = [n for n in range(ahead) if tail[n][SHOWS] in FORWARDS]
         elif not trained:  # a teacher's, while the student's backward is to come
             evaluated = []

@@ -576,6 +576,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          times(3, lambda t: t.ask(iterator=1).validate(1).forward().ask("b", iterator=2).forward().ask("c", iterator=3)
                .forward().backward().update()).stop(iterator=1),
          durations=[15 + 60 + 37] * 3, evals=[16] * 3),
+    loop("so it is where hard examples are chosen first, and a second evaluation comes before the backward",
+         times(2, lambda t: t.ask(iterator=1).validate(1).forward(flags=0).forward().run(CHECKPOINT, "checkpoint", 40)
+               .validate(1).backward().update()),
+         durations=[5 + 40 + 37] * 2, evals=[16] * 4),
     loop("so it is where the loop then leaves its pass",
          Tape().step().ask(iterator=1).validate(1).forward().backward().spend(2).dispose("code", 1).spend(50).step().stop(),
          durations=[STEP, MICRO + 2 + STEP], evals=[16], activity={"data_wait": 20, "productive": 57 * 2 + 52, "eval": 21, "outside": 50}),
