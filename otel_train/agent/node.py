@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -77,11 +78,11 @@ class NodeAgent:
     def run(self) -> None:
         """Serves until the last rank has ended and everything of it is delivered, or kept."""
         until_s = 0.0 if self.channels or self._listener is None else time.monotonic() + _FIRST_S
-        # ``select`` takes no descriptor from 1024 on, and the listener has the number that it had in the program.
-        poll = select.poll()
-        for each in filter(None, (self._wake_read, self._listener)):
-            poll.register(each, select.POLLIN)
         while True:
+            # ``select`` takes no descriptor from 1024 on, and the listener has the number that it had in the program.
+            poll = select.poll()
+            for each in filter(None, (self._wake_read, self._listener)):
+                poll.register(each, select.POLLIN)
             poll.poll(1e3)
             with suppress(BlockingIOError):
                 self._wake_read.recv(1 << 10, socket.MSG_DONTWAIT)
@@ -100,10 +101,14 @@ class NodeAgent:
         return len(self.channels) > sum(each.left_s < late_s for each in services)
 
     def take(self, connection: socket.socket) -> None:
-        """Serves the rank at the other end, in a thread."""
+        """Serves the rank at the other end, in a thread; closes the connection where none is left for it."""
         channel = MessageChannel(connection)
         self.channels.append(channel)
-        daemon_thread(lambda: self._serve(channel), "otel-train-rank").start()
+        try:
+            daemon_thread(lambda: self._serve(channel), "otel-train-rank").start()
+        except RuntimeError:  # the others are served all the same
+            self.channels.remove(channel)
+            channel.close()
 
     def terminate(self) -> None:
         """Handles SIGTERM: the ranks receive it too."""
@@ -116,7 +121,10 @@ class NodeAgent:
             return False
         try:
             connection, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # whoever waits, or comes, starts another agent
+                self._listener.close()
+                self._listener = None
             return False
         connection.setblocking(True)
         if user_of(connection) != os.getuid():

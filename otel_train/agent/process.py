@@ -468,7 +468,8 @@ class AgentConnection:
             RuntimeError: no thread is left for one.
         """
         try:
-            if self._found and not self.is_up.is_set():  # it was about to leave
+            # One that was found was about to leave, if it does not end each time.
+            if self._found and not self.is_up.is_set() and self._starts < MOST_STARTS:
                 return self._connect(info)
             if not has_opened and self._starts > 1:  # it cannot run here
                 _log.warning("The agent ended before it began: a thread of this process does its work")

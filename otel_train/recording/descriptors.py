@@ -18,7 +18,9 @@ LEAST_LEFT = 64
 _HIGHEST = 4096
 """Numbers above this one would make every fork copy a large table."""
 
-_AGENT = 1024
+_AGENT = 16384
+"""An agent takes some ten for each rank of its node."""
+
 _SPARE = 64
 _limit = allocate_lock()
 

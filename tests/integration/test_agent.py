@@ -1224,6 +1224,84 @@ def test_an_agent_of_many_ranks_sees_how_each_ends() -> None:
         os.close(high)
 
 
+def test_a_rank_that_the_agent_has_no_descriptor_for_gets_another_agent(begin: Begin, tmp_path: Path) -> None:
+    """A node of hundreds of ranks. The ranks that are served go on, and the agent does not spin on one that it cannot accept."""
+    begun = [begin(WAITING, **place(0, 2))]
+    urls = {line(begun[0])}
+    begun.append(begin("    say('up'); sys.stdin.readline()" + WAITING, **place(1, 2)))
+    assert line(begun[1]) == "up"
+    [agent] = agents(tmp_path)
+    used = {int(path.name) for path in Path(f"/proc/{agent.pid}/fd").iterdir()}
+    soft, hard = agent.rlimit(resource.RLIMIT_NOFILE)
+    agent.rlimit(resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
+    assert begun[1].stdin is not None
+    begun[1].stdin.write("\n")
+    begun[1].stdin.flush()
+    until(lambda: len(agents(tmp_path)) == 2, "another agent")
+    agent.rlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    urls.add(line(begun[1]))
+
+    assert len(urls) == 2
+    for process in begun:
+        _, errors = process.communicate("\n", timeout=60)
+        assert (process.returncode, "agent" in errors.partition("━━")[0]) == (0, False), errors
+    until(lambda: not agents(tmp_path), "the agents have left")
+    found = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/rank*/summary.json")]
+    assert [each["steps"] for each in found] == [{"train": 200}] * 2
+
+
+def test_an_agent_goes_on_for_its_ranks_where_no_thread_is_left_for_another(tmp_path: Path) -> None:
+    """pids.max, or ulimit -u. The rank reads the end of the connection, and has the work done elsewhere."""
+    program = """
+import resource, socket
+from otel_train.agent.node import NodeAgent
+agent = NodeAgent(None)
+ours, theirs = socket.socketpair()
+taken_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken_bytes + (1 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
+agent.take(theirs)
+print(len(agent.channels), ours.recv(1))
+"""
+    done = launched([sys.executable, "-c", program], environ(), tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, "0 b''\n"), done.stderr
+
+
+def test_a_thread_does_the_work_where_no_agent_of_another_rank_ever_begins(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """One that can start no more threads, say, closes every new connection. Nothing else would export the rank."""
+    process = begin(
+        """
+        import socket
+        from otel_train.agent import process as agent
+        known, listener = agent._address, socket.socket(socket.AF_UNIX)
+        def full():
+            while True:
+                listener.accept()[0].close()
+        def taken(info, environ):
+            address = known(info, environ)
+            if not listener.getsockname():
+                listener.bind(address)
+                listener.listen()
+                threading.Thread(target=full, daemon=True).start()
+            return address
+        agent._address = taken
+        session = start()
+        session.run_directory
+        train()
+        session.close()
+        say("over")
+        """,
+        **place(0, 2),
+    )
+    assert line(process) == "over"
+
+    _, errors = process.communicate(timeout=60)
+    assert errors.count("a thread of this process does its work") == 1, errors
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
 def test_ranks_of_two_versions_have_an_agent_each(begin: Begin, tmp_path: Path) -> None:
     """The package was upgraded while a run goes on: an agent of the old version may not read what a new rank sends."""
     begun = [begin(WAITING, **place(0, 2))]
