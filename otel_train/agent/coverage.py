@@ -49,8 +49,9 @@ _NO_UPDATE = (
 )
 _NO_FORWARD = (
     "no forward of it was observed: the loop has not called it, or it calls another object (a copy, a wrapper, a "
-    "compiled function around it), or a method other than __call__ that calls no part of the model. If it is in use, "
-    "give instrument() the object that the loop calls"
+    "compiled function around it), a method other than __call__ that calls no part of the model, or a __call__ of its "
+    "class that does not go on to torch's. If it is in use, give instrument() the object that the loop calls, or put "
+    "the call in a stage"
 )
 _NO_FORWARD_IN_TRAINING = (
     "forwards were seen outside training alone: training calls another object than the model that was given (a copy, a "

@@ -364,6 +364,34 @@ def test_a_copy_of_the_dict_of_a_deep_copy_runs_its_own_weights(watch: Watch) ->
     assert not shallow(copy.deepcopy(model).head)(ROWS).any()
 
 
+class Process(nn.Module):
+    """Called as the models of gpytorch are: its ``__call__`` calls ``forward``, which computes with its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.ones(4))
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return self.forward(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.mean
+
+
+def test_what_is_said_of_an_unseen_forward_names_a_call_of_its_class(watch: Watch) -> None:
+    """The program does call its model: without this reason the reader looks for a mistake of his own."""
+    model = Process()
+    session = watch({"process": model})
+    for _ in range(9):
+        model(ROWS).sum().backward()
+    session.close()
+
+    [reason] = [
+        gap["reason"] for gap in session.summary()["instrumentation_gaps"] if gap["name"] == "process"
+    ]
+    assert "a __call__ of its class" in reason
+
+
 def test_replicas_have_no_wrapper(watch: Watch) -> None:
     """``DataParallel`` copies ``__dict__`` of every module into its replicas."""
     model = Model()
