@@ -84,11 +84,14 @@ class ConnectedAgent(FastNamedTuple):
     pid: int
 
 
-def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> ConnectedAgent:
+def connect_agent(
+    info: RunInfo, environ: Mapping[str, str], stderr: int = subprocess.DEVNULL
+) -> ConnectedAgent:
     """Connects to the agent of this node; starts it if there is none.
 
     Ranks of one run on one node, of one user and in the same namespaces, have one agent. Its address is a name in the
     abstract namespace of Unix sockets: taken by one rank at a time, gone with the process, and on no disk.
+    ``stderr``: where one that is started here writes what goes wrong before it begins.
 
     Raises:
         OSError: no process can be started here.
@@ -96,19 +99,19 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> ConnectedAgent:
     if not interpreter():
         raise OSError("this program is frozen, or does not know its interpreter (sys.executable is empty)")
     if info.local_world_size < 2:  # noqa: PLR2004 - alone
-        return _start_alone()
+        return _start_alone(stderr)
     address = _address(info, environ)
     for _ in range(_TRIES):  # the agent that has the name may not listen yet, or may be leaving
         try:
-            return _start_and_connect(address) or _connect_to_running(address)
+            return _start_and_connect(address, stderr) or _connect_to_running(address)
         except ConnectionRefusedError:  # noqa: PERF203 - ten times at most
             time.sleep(_RETRY_S)
         except PermissionError:  # no such sockets here, or another user's
             break
-    return _start_alone()
+    return _start_alone(stderr)
 
 
-def _start_and_connect(address: bytes) -> ConnectedAgent | None:
+def _start_and_connect(address: bytes, stderr: int) -> ConnectedAgent | None:
     """Starts an agent and connects to it; returns None if another rank has bound the name."""
     with socket.socket(socket.AF_UNIX) as listener:
         try:
@@ -121,7 +124,7 @@ def _start_and_connect(address: bytes) -> ConnectedAgent | None:
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(address)
-            pid = _start(-1, listener.fileno())
+            pid = _start(-1, listener.fileno(), stderr)
         except BaseException:
             connection.close()
             raise
@@ -172,22 +175,22 @@ def _folder() -> str:
         return "/"
 
 
-def _start_alone() -> ConnectedAgent:
+def _start_alone(stderr: int) -> ConnectedAgent:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            pid = _start(theirs.fileno(), -1)
+            pid = _start(theirs.fileno(), -1, stderr)
         except BaseException:
             ours.close()
             raise
     return ConnectedAgent(MessageChannel(ours), found=False, pid=pid)
 
 
-def _start(connection: int, listener: int) -> int:
+def _start(connection: int, listener: int, stderr: int) -> int:
     program = _PROGRAM.format(root=str(_ROOT), connection=connection, listener=listener)
     said = _run_without_sigchld(
         [*_SHELL, sys.executable, "-c", program], pass_fds=[fd for fd in (connection, listener) if fd >= 0],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
         env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
     )  # fmt: skip
     return int(said or 0)
@@ -240,6 +243,37 @@ def _another_has_ended() -> bool:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
+
+
+class _ErrorsOfStart:
+    """What an agent writes to stderr that dies before it begins: a file in memory, where the system has such.
+
+    Attributes:
+        descriptor: of it; else of nothing that is kept.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._number = subprocess.DEVNULL, 0
+        with suppress(AttributeError, OSError):
+            self.descriptor = os.memfd_create("otel-train-stderr")
+            self._number = os.fstat(self.descriptor).st_ino
+
+    def take(self) -> str:
+        """Closes it; returns the line that says what went wrong, "" where none does."""
+        descriptor, self.descriptor = self.descriptor, subprocess.DEVNULL
+        if descriptor < 0:
+            return ""
+        try:
+            if (
+                os.fstat(descriptor).st_ino != self._number
+            ):  # the program has closed it, and opened a file of its own
+                return ""
+            said = os.pread(descriptor, 1 << 16, max(0, os.fstat(descriptor).st_size - (1 << 16)))
+            os.close(descriptor)
+        except OSError:
+            return ""
+        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+        return next((line for line in lines if line.startswith("Fatal Python error")), "".join(lines[-1:]))
 
 
 class AgentThread(DaemonThread):
@@ -321,6 +355,7 @@ class AgentConnection:
         self._in_container = ends_its_container()
         self._starts, self._connected_s = 0, time.monotonic()
         self._found = False
+        self._errors: _ErrorsOfStart | None = None
         self._logged: AgentThread | None = None
         self.thread: AgentThread | None = None
         self.pid = 0
@@ -356,7 +391,8 @@ class AgentConnection:
 
     def _connect(self, info: RunInfo) -> MessageChannel:
         self.is_up.clear()
-        channel, self._found, self.pid = connect_agent(info, self._environ)
+        stderr = subprocess.DEVNULL if self._errors is None else self._errors.descriptor
+        channel, self._found, self.pid = connect_agent(info, self._environ, stderr)
         return channel
 
     def _start_thread(self) -> MessageChannel:
@@ -467,13 +503,18 @@ class AgentConnection:
             OSError: no process and no descriptor is left for one.
             RuntimeError: no thread is left for one.
         """
+        said = "" if self._errors is None else self._errors.take()
         try:
             # One that was found was about to leave, if it does not end each time.
             if self._found and not self.is_up.is_set() and self._starts < MOST_STARTS:
                 return self._connect(info)
             if not has_opened and self._starts > 1:  # it cannot run here
-                _log.warning("The agent ended before it began: a thread of this process does its work")
+                _log.warning(
+                    "The agent ended before it began%s: a thread of this process does its work",
+                    f" ({said})" if said else "",
+                )
                 return self._start_thread()
+            self._errors = None if has_opened or self.thread is not None else _ErrorsOfStart()
             _log.warning("The agent has ended; another one goes on")
             return self._connect(info) if self.thread is None else self._start_thread()
         except OSError as error:

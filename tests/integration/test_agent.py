@@ -1302,6 +1302,30 @@ def test_a_thread_does_the_work_where_no_agent_of_another_rank_ever_begins(
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
+def test_why_no_agent_can_begin_is_said(begin: Begin, tmp_path: Path) -> None:
+    """A module of the program that stands in the way of one of Python's, in a folder of PYTHONPATH."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "gzip.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
+    process = begin(
+        """
+        import gzip
+        os.environ["PYTHONPATH"] = os.getcwd() + "/modules"
+        session = start()
+        session.run_directory
+        train()
+        session.close()
+        say("over")
+        """,
+    )
+    assert line(process) == "over"
+
+    _, errors = process.communicate(timeout=60)
+    assert (
+        "ended before it began (ImportError: not this one): a thread of this process does its work" in errors
+    )
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
 def test_ranks_of_two_versions_have_an_agent_each(begin: Begin, tmp_path: Path) -> None:
     """The package was upgraded while a run goes on: an agent of the old version may not read what a new rank sends."""
     begun = [begin(WAITING, **place(0, 2))]
