@@ -110,10 +110,13 @@ def both_writers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def nothing_left_open() -> Iterator[None]:
-    """A session that a failed test leaves behind must not watch the next test."""
+    """A session that a failed test leaves behind must not watch the next test, nor a tracker that it has imported log of it."""
     yield
     from otel_train.api import current
+    from otel_train.config.settings import TRACKER_MODULES
 
     session = current()
     if session is not None:
         session.close("failed")
+    for name in TRACKER_MODULES["tensorboard"]:
+        sys.modules.pop(name, None)

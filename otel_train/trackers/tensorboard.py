@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 class TensorBoardTracker:
     """Writes event files to a folder, or to a given ``SummaryWriter``, which has ``add_scalar(tag, value, step)``.
 
-    ``asked``: write whether or not the program does.
+    Args:
+        folder: for its own event files.
+        writer: the given one.
+        asked: write whether or not the program does.
+        is_of_run: the folder is in the run directory.
     """
 
     name = "TensorBoard"
 
     def __init__(
-        self, folder: Path | None, writer: Any = None, *, asked: bool = False
+        self, folder: Path | None, writer: Any = None, *, asked: bool = False, is_of_run: bool = False
     ) -> None:  # Any: see above
         self._folder = folder
         self._given = writer
         self._asked = asked
+        self._is_of_run = is_of_run
         self._writer: Any = None
 
     def wanted(self) -> bool:
@@ -52,6 +57,10 @@ class TensorBoardTracker:
             return
         if self._writer is None:
             files: Any = import_module("tensorboard.summary.writer.event_file_writer")
+            if self._is_of_run:
+                Path(place).mkdir(
+                    mode=0o700, parents=True, exist_ok=True
+                )  # the writer's has the mode of the umask
             self._writer = files.EventFileWriter(str(place))
         event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
         summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
@@ -69,8 +78,9 @@ class TensorBoardTracker:
 
 def _make(opening: OpeningTracker) -> TensorBoardTracker:
     settings = opening.settings
-    folder = Path(settings["log_dir"]) if settings and "log_dir" in settings else opening.folder
-    return TensorBoardTracker(folder, opening.run, asked=settings is not None)
+    given = (settings or {}).get("log_dir")
+    folder = opening.folder if given is None else Path(given)
+    return TensorBoardTracker(folder, opening.run, asked=settings is not None, is_of_run=given is None)
 
 
 KIND = TrackerKind(

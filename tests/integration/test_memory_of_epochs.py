@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 
 from tests.support.zero_code import printed_by
 
-pytest.importorskip("tensorboard", reason="pip install 'otel-train[tensorboard]'")  # a writer is logged to
+if find_spec("tensorboard") is None:  # a writer is logged to
+    pytest.skip(
+        "tensorboard is not installed: pip install 'otel-train[tensorboard]'", allow_module_level=True
+    )
 ROOT = Path(__file__).parents[2]
 PROGRAM = r"""
 import json, sys, threading, time

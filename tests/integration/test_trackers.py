@@ -214,7 +214,9 @@ def test_event_files_lie_in_the_run_directory_beside_the_programs_own(tmp_path: 
 
     assert instrumented == bare
     assert scalars(tmp_path / "instrumented/own") == scalars(tmp_path / "bare/own")
-    ours = scalars(tmp_path / "instrumented/runs/r/tensorboard")
+    folder = tmp_path / "instrumented/runs/r/tensorboard"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    ours = scalars(folder)
     assert ours[TOTALS] == [(step, float(step)) for step in (10, 20, 30, 40, 50, 60)]
     assert [step for step, _ in ours[RATES]] == [20, 40, 60]
     assert [key for key in ours if not is_ours(key)] == []
