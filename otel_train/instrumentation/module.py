@@ -572,9 +572,8 @@ def _timed_part(
             return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
         if getrefcount(bound.slot.wrapper) > references and (copied := _called_instead(bound)) is not None:
             return _call_copy(copied, compiled, args, kwargs)
-        if (
-            open_in[0] == get_ident() or task_of_backward() != -1
-        ):  # what is recomputed in a backward stays in it
+        # What is recomputed in a backward stays in it.
+        if open_in[0] == get_ident() or task_of_backward() != -1:
             return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
         return timed(bound, *args, **kwargs)
 
