@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.config.settings import TRACKER_MODULES
 from otel_train.datamodel import NS_PER_S
+from otel_train.files import make_folder
 from otel_train.trackers import TrackerKind
 
 if TYPE_CHECKING:
@@ -57,10 +58,8 @@ class TensorBoardTracker:
             return
         if self._writer is None:
             files: Any = import_module("tensorboard.summary.writer.event_file_writer")
-            if self._is_of_run:
-                Path(place).mkdir(
-                    mode=0o700, parents=True, exist_ok=True
-                )  # the writer's has the mode of the umask
+            if self._is_of_run:  # the writer would make it with the mode of the umask
+                make_folder(Path(place))
             self._writer = files.EventFileWriter(str(place))
         event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
         summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary

@@ -1267,6 +1267,23 @@ print(len(agent.channels), ours.recv(1))
     assert (done.returncode, done.stdout) == (0, "0 b''\n"), done.stderr
 
 
+WHOLE = """
+        session = start()
+        session.run_directory
+        train()
+        session.close()
+        say("over")
+        """
+
+
+def counted_to_the_end(process: subprocess.Popen[str], tmp_path: Path) -> str:
+    """What a program with ``WHOLE`` writes to stderr, once every step of it is in its summary."""
+    assert line(process) == "over"
+    _, errors = process.communicate(timeout=60)
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}, errors
+    return errors
+
+
 def test_a_thread_does_the_work_where_no_agent_of_another_rank_ever_begins(
     begin: Begin, tmp_path: Path
 ) -> None:
@@ -1287,19 +1304,12 @@ def test_a_thread_does_the_work_where_no_agent_of_another_rank_ever_begins(
                 threading.Thread(target=full, daemon=True).start()
             return address
         agent._address = taken
-        session = start()
-        session.run_directory
-        train()
-        session.close()
-        say("over")
-        """,
+        """
+        + WHOLE,
         **place(0, 2),
     )
-    assert line(process) == "over"
 
-    _, errors = process.communicate(timeout=60)
-    assert errors.count("a thread of this process does its work") == 1, errors
-    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+    assert counted_to_the_end(process, tmp_path).count("a thread of this process does its work") == 1
 
 
 def test_why_no_agent_can_begin_is_said(begin: Begin, tmp_path: Path) -> None:
@@ -1310,20 +1320,12 @@ def test_why_no_agent_can_begin_is_said(begin: Begin, tmp_path: Path) -> None:
         """
         import gzip
         os.environ["PYTHONPATH"] = os.getcwd() + "/modules"
-        session = start()
-        session.run_directory
-        train()
-        session.close()
-        say("over")
-        """,
+        """
+        + WHOLE
     )
-    assert line(process) == "over"
 
-    _, errors = process.communicate(timeout=60)
-    assert (
-        "ended before it began (ImportError: not this one): a thread of this process does its work" in errors
-    )
-    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+    because = "ended before it began (ImportError: not this one): a thread of this process does its work"
+    assert because in counted_to_the_end(process, tmp_path)
 
 
 def test_ranks_of_two_versions_have_an_agent_each(begin: Begin, tmp_path: Path) -> None:
