@@ -519,19 +519,20 @@ def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
 
 
 def _timed(
-    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe, *, part: int = 0
+    go_on: Callable[..., Any],
+    compiled: Callable[..., Any] | None,
+    probe: ModuleProbe,
+    *,
+    task_of_backward: Callable[[], int] | None = None,
+    part: int = 0,
 ) -> Callable[..., Any]:
+    """Returns the wrapper in Python. For a part, ``task_of_backward`` is given."""
     import torch
 
-    source, edge, open_in = probe.source, probe.edge, probe.open_in
+    edge, open_in = probe.edge, probe.open_in
     is_compiling, compiler = _compiler()
     is_grad_enabled = torch.is_grad_enabled
-    evaluating = (code(Op.BEGIN, source, 0, part), code(Op.BEGIN, source, Flag.GRAD, part))
-    training = (
-        code(Op.BEGIN, source, Flag.TRAINING, part),
-        code(Op.BEGIN, source, Flag.TRAINING | Flag.GRAD, part),
-    )
-    end, fail = code(Op.END, source), code(Op.FAIL, source)
+    end, fail, evaluating, training = _codes(probe.source, part)
     getrefcount, references = sys.getrefcount, _references()
 
     def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
@@ -541,6 +542,9 @@ def _timed(
         if getrefcount(bound.slot.wrapper) > references and (copied := _called_instead(bound)) is not None:
             return _call_copy(copied, compiled, args, kwargs)
         here, outer = get_ident(), open_in[0]
+        # What is recomputed in a backward stays in it.
+        if task_of_backward is not None and (outer == here or task_of_backward() != -1):
+            return go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
         edge((training if model.training else evaluating)[is_grad_enabled()])
         open_in[0] = here
         try:
@@ -557,29 +561,6 @@ def _timed(
     return call
 
 
-def _timed_part(
-    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe, *, part: int
-) -> Callable[..., Any]:
-    import torch
-
-    timed, open_in = _timed(go_on, compiled, probe, part=part), probe.open_in
-    is_compiling, _ = _compiler()
-    task_of_backward = torch._C._current_graph_task_id  # noqa: SLF001 - the only way to ask
-    getrefcount, references = sys.getrefcount, _references()
-
-    def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
-        if getrefcount(bound.slot.wrapper) > references and (copied := _called_instead(bound)) is not None:
-            return _call_copy(copied, compiled, args, kwargs)
-        # What is recomputed in a backward stays in it.
-        if open_in[0] == get_ident() or task_of_backward() != -1:
-            return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
-        return timed(bound, *args, **kwargs)
-
-    return call
-
-
 def _timed_in_c(
     go_on: Callable[..., Any],
     compiled: Callable[..., Any] | None,
@@ -591,9 +572,8 @@ def _timed_in_c(
     """Returns the wrapper in C; what a compiler traces stays Python. For a part, ``task_of_backward`` is given."""
     import torch
 
-    source = probe.source
     is_compiling, compiler = _compiler()
-    flags = (0, Flag.GRAD, Flag.TRAINING, Flag.TRAINING | Flag.GRAD)
+    end, fail, evaluating, training = _codes(probe.source, part)
     state = (
         probe.edge,
         go_on if compiled is None else compiled,
@@ -603,11 +583,7 @@ def _timed_in_c(
         task_of_backward,
         _Bound,
         vars(compiler),
-        ring_buffer.packed(
-            code(Op.END, source),
-            code(Op.FAIL, source),
-            *(code(Op.BEGIN, source, each, part) for each in flags),
-        ),
+        ring_buffer.packed(end, fail, *evaluating, *training),
     )
     forward = ring_buffer.EXTENSION.hook("forward", state)
     getrefcount, references = sys.getrefcount, _references()
@@ -620,6 +596,15 @@ def _timed_in_c(
         return forward(bound, args, kwargs)
 
     return call
+
+
+def _codes(source: int, part: int) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
+    """Returns the codes of an end, a failure, and of begins in evaluation and in training mode, each without and with gradients."""
+    plain, grad, training, both = (
+        code(Op.BEGIN, source, flags, part)
+        for flags in (0, Flag.GRAD, Flag.TRAINING, Flag.TRAINING | Flag.GRAD)
+    )
+    return code(Op.END, source), code(Op.FAIL, source), (plain, grad), (training, both)
 
 
 def _compiler() -> tuple[Callable[[], bool], Any]:
@@ -639,17 +624,16 @@ def _wrappers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns the functions that make the wrapper of a root and of a part."""
     import torch
 
-    if ring_buffer.EXTENSION is None:
-        return _timed, _timed_part
+    wrap = _timed if ring_buffer.EXTENSION is None else _timed_in_c
     task = torch._C._current_graph_task_id  # noqa: SLF001 - the only way to ask
-    return _timed_in_c, functools.partial(_timed_in_c, task_of_backward=task)
+    return wrap, functools.partial(wrap, task_of_backward=task)
 
 
 def codes_of_wrappers() -> list[CodeType]:
     """Returns the code objects that a compiler must not trace."""
     return [
         constant
-        for make in (_timed, _timed_part, _timed_in_c)
+        for make in (_timed, _timed_in_c)
         for constant in make.__code__.co_consts
         if isinstance(constant, CodeType)
     ]
