@@ -6,7 +6,8 @@ from tests.rules.promtool import Case, Expectation, fires, quiet
 
 R = 'train_run_id="r"'
 HEARTBEAT = "train_heartbeat_time_seconds"
-SPENT = "train_run_time_seconds_total"
+
+RANK = {"train_peer_rank": "1", "train_peer_host": "b", "train_stage": "data"}
 
 
 def status(state: str, run: str = "r", rank: str = "0", more: str = "") -> str:
@@ -15,6 +16,22 @@ def status(state: str, run: str = "r", rank: str = "0", more: str = "") -> str:
 
 def heartbeat(rank: str = "0", host: str = "a", run: str = "r", more: str = "") -> str:
     return f'{HEARTBEAT}{{train_run_id="{run}",train_rank="{rank}",host_name="{host}"{more}}}'
+
+
+def threshold(rank: str = "0", run: str = "r") -> str:
+    return f'train_stall_threshold_seconds{{train_run_id="{run}",train_rank="{rank}"}}'
+
+
+def ranks_expected(run: str = "r") -> str:
+    return f'train_ranks_expected{{train_run_id="{run}",train_rank="0"}}'
+
+
+def spent(run: str, **activities: str) -> dict[str, str]:
+    name = "train_run_time_seconds_total"
+    return {
+        f'{name}{{train_run_id="{run}",train_run_activity="{activity}"}}': values
+        for activity, values in activities.items()
+    }
 
 
 def late(run: str, age_s: str) -> dict[str, str]:
@@ -39,15 +56,32 @@ def by_collector(run: str, *collectors: str, lasts: int, first: int = 0) -> dict
     return series
 
 
+def scraped(
+    run: str, rank: str = "0", host: str = "a", *, up: str, lasts: str = "x10 stale _x50"
+) -> dict[str, str]:
+    """A rank that is a target of its own."""
+    target = f'job="train",instance="{run}/{rank}"'
+    return {
+        status("training", run, rank, f",{target}"): f"1{lasts}",
+        heartbeat(rank, host, run, f",{target}"): f"0+30{lasts}",
+        f"up{{{target}}}": up,
+    }
+
+
 def every(alert: str, at_min: float, *instances: dict[str, str]) -> Expectation:
     """It fires then for these, and for nothing else."""
     return Expectation(alert, at_min, tuple((labels, "") for labels in instances))
 
 
+def down(at_min: float) -> Expectation:
+    """The Collector of node n1 is down then."""
+    return fires("OtelCollectorDown", at_min, job="otel-collector", instance="n1:8888", train_collector="n1")
+
+
 def restarted(run: str, *failed: str, expected: str) -> dict[str, str]:
     """Ranks that train when they are not in state failed."""
     trains = str.maketrans("01", "10")
-    series = {f'train_ranks_expected{{train_run_id="{run}",train_rank="0"}}': expected}
+    series = {ranks_expected(run): expected}
     for rank, values in enumerate(failed):
         series[status("failed", run, str(rank))] = values
         series[status("training", run, str(rank))] = " ".join(
@@ -59,10 +93,23 @@ def restarted(run: str, *failed: str, expected: str) -> dict[str, str]:
 def ended(run: str, *ends: str, again: bool = False) -> dict[str, str]:
     """Ranks that train for five minutes and end so; ``again``: and train from minute 12 on."""
     trains, has_ended = ("1x9 0 _x13 1x56", "_x10 1 _x13 0x56") if again else ("1x9 0", "_x10 1")
-    series = {f'train_ranks_expected{{train_run_id="{run}",train_rank="0"}}': "2x10 _x13 2x56"}
+    series = {ranks_expected(run): "2x10 _x13 2x56"}
     for rank, state in enumerate(ends):
         series[status("training", run, str(rank))] = trains
         series[status(state, run, str(rank))] = has_ended
+    return series
+
+
+def alone(run: str, *finished: str) -> dict[str, str]:
+    """Rank 0 evaluates; of the others nothing is heard any more."""
+    series = {
+        heartbeat(run=run): "0+30x120",
+        ranks_expected(run): "3x120",
+        status("evaluating", run): "1x120",
+    }
+    for rank, values in enumerate(finished, 1):
+        series[heartbeat(str(rank), "b", run)] = "0+30x9 _x120"
+        series[status("finished", run, str(rank), ',host_name="b"')] = values
     return series
 
 
@@ -73,7 +120,7 @@ CASES = (
         {
             heartbeat("0", "a"): "0x60",
             heartbeat("1", "b"): "0x60",
-            f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "300x60",
+            threshold(): "300x60",
             status("training"): "1x12 0x48",
             status("stalled"): "0x12 1x48",
             status("training", rank="1"): "1x60",
@@ -91,7 +138,7 @@ CASES = (
         30,
         {
             heartbeat(): "0x60",
-            f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "1500x60",
+            threshold(): "1500x60",
             status("training"): "1x60",
         },
         (quiet("TrainRunStalled", 20), fires("TrainRunStalled", 28, "28m 0s", train_run_id="r")),
@@ -101,7 +148,7 @@ CASES = (
         30,
         {
             heartbeat(): "0x60",
-            f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "300x60",
+            threshold(): "300x60",
             status("initializing"): "1x60",
             status("training"): "0x60",
         },
@@ -115,15 +162,7 @@ CASES = (
         },
         (
             quiet("TrainRankStalled", 5),
-            fires(
-                "TrainRankStalled",
-                6.5,
-                "6m 30s",
-                train_run_id="r",
-                train_peer_rank="1",
-                train_peer_host="b",
-                train_stage="data",
-            ),
+            fires("TrainRankStalled", 6.5, "6m 30s", train_run_id="r", **RANK),
             quiet("TrainRankStalled", 13),
         ),
     ),
@@ -132,16 +171,16 @@ CASES = (
         30,
         {
             heartbeat(run="over"): "-90000x60",
-            'train_stall_threshold_seconds{train_run_id="over",train_rank="0"}': "86400x60",
+            threshold(run="over"): "86400x60",
             status("training", run="over"): "1x60",
             # Its evaluation may take 20 hours, and began 19 hours and 55 minutes ago.
             heartbeat(run="patient"): "-71700x60",
-            'train_stall_threshold_seconds{train_run_id="patient",train_rank="0"}': "72000x60",
+            threshold(run="patient"): "72000x60",
             status("evaluating", run="patient"): "1x60",
             heartbeat("0"): "0+30x20 600x40",
             heartbeat("1"): "0x60",
-            f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "86400x60",
-            f'train_stall_threshold_seconds{{{R},train_rank="1"}}': "600x60",
+            threshold(): "86400x60",
+            threshold("1"): "600x60",
             status("training"): "1x60",
         },
         (
@@ -178,18 +217,10 @@ CASES = (
         "of runs that were scraped, one was killed, one took its target away, and one lost a rank",
         30,
         {
-            status("training", run="lost", more=',job="train",instance="f"'): "1x60",
-            heartbeat(run="lost", more=',job="train",instance="f"'): "0+30x60",
-            'up{job="train",instance="f"}': "1x60",
-            status("training", run="lost", rank="1", more=',job="train",instance="g"'): "1x10 stale _x50",
-            heartbeat("1", "b", run="lost", more=',job="train",instance="g"'): "0+30x10 stale _x50",
-            'up{job="train",instance="g"}': "1x10 0x50",
-            status("training", run="dead", more=',job="train",instance="d"'): "1x10 stale _x50",
-            heartbeat(run="dead", more=',job="train",instance="d"'): "0+30x10 stale _x50",
-            'up{job="train",instance="d"}': "1x10 0x50",
-            status("training", run="done", more=',job="train",instance="e"'): "1x10 stale _x50",
-            heartbeat(run="done", more=',job="train",instance="e"'): "0+30x10 stale _x50",
-            'up{job="train",instance="e"}': "1x10 stale _x50",
+            **scraped("lost", up="1x60", lasts="x60"),
+            **scraped("lost", "1", "b", up="1x10 0x50"),
+            **scraped("dead", up="1x10 0x50"),
+            **scraped("done", up="1x10 stale _x50"),
         },
         (
             quiet("TrainRunVanished", 6),
@@ -268,11 +299,11 @@ CASES = (
             status("training", "resumed"): "1x9 0x2 _x4 1x22 0x20",
             status("interrupted", "resumed"): "_x10 1x2 _x50",
             status("failed", "resumed"): "_x39 1x20",
-            'train_ranks_expected{train_run_id="resumed",train_rank="0"}': "1x59",
+            ranks_expected("resumed"): "1x59",
             status("training", "fewer"): "1x38 0x20",
             status("failed", "fewer"): "0x38 1x20",
             status("training", "fewer", "1"): "1x9 _x50",
-            'train_ranks_expected{train_run_id="fewer",train_rank="0"}': "2x10 1x48",
+            ranks_expected("fewer"): "2x10 1x48",
         },
         (
             quiet("TrainRunFailed", 19),
@@ -306,7 +337,7 @@ CASES = (
             **ended("failed", "failed", "terminated"),
             **ended("preempted", "terminated", "terminated", again=True),
             **ended("smaller", "terminated", again=True),
-            'train_ranks_expected{train_run_id="smaller",train_rank="0"}': "2x10 _x13 1x56",
+            ranks_expected("smaller"): "2x10 _x13 1x56",
             status("training", "smaller", "1"): "1x9 0",
             status("terminated", "smaller", "1"): "_x10 1",
         },
@@ -325,7 +356,7 @@ CASES = (
         {
             heartbeat("0"): "0+30x40",
             heartbeat("1"): "0+30x4 _x40",
-            f'train_ranks_expected{{{R},train_rank="0"}}': "2x40",
+            ranks_expected(): "2x40",
             status("training"): "1x40",
         },
         (quiet("TrainRanksMissing", 4), fires("TrainRanksMissing", 9, "1", train_run_id="r")),
@@ -336,7 +367,7 @@ CASES = (
         {
             heartbeat("0"): "0+30x40",
             heartbeat("1"): "0+30x4 _x40",
-            f'train_ranks_expected{{{R},train_rank="0"}}': "2x40",
+            ranks_expected(): "2x40",
             status("training"): "1x4 0x40",
             status("finished"): "0x4 1x40",
         },
@@ -346,20 +377,8 @@ CASES = (
         "rank 0 evaluates and saves when the others have ended in order; one was killed in another run",
         30,
         {
-            heartbeat("0"): "0+30x120",
-            heartbeat("1", "b"): "0+30x9 _x120",
-            heartbeat("2", "b"): "0+30x9 _x120",
-            f'train_ranks_expected{{{R},train_rank="0"}}': "3x120",
-            status("evaluating"): "1x120",
-            status("finished", rank="1", more=',host_name="b"'): "0x8 1 _x120",
-            status("finished", rank="2", more=',host_name="b"'): "0x8 1 _x120",
-            heartbeat("0", run="k"): "0+30x120",
-            heartbeat("1", "b", run="k"): "0+30x9 _x120",
-            heartbeat("2", "b", run="k"): "0+30x9 _x120",
-            'train_ranks_expected{train_run_id="k",train_rank="0"}': "3x120",
-            status("evaluating", run="k"): "1x120",
-            status("finished", run="k", rank="1", more=',host_name="b"'): "0x8 1 _x120",
-            status("finished", run="k", rank="2", more=',host_name="b"'): "0x9 _x120",
+            **alone("r", "0x8 1 _x120", "0x8 1 _x120"),
+            **alone("k", "0x8 1 _x120", "0x9 _x120"),
         },
         (
             quiet("TrainRanksMissing", 6),
@@ -434,14 +453,11 @@ CASES = (
         "time is lost over an hour, over six, at the start alone, and no more",
         60,
         {
-            f'{SPENT}{{train_run_id="bad",train_run_activity="productive"}}': "0+12x480",
-            f'{SPENT}{{train_run_id="bad",train_run_activity="data_wait"}}': "0+48x480",
+            **spent("bad", productive="0+12x480", data_wait="0+48x480"),
             status("training", run="bad"): "1x480",
-            f'{SPENT}{{train_run_id="slow",train_run_activity="productive"}}': "0+30x480",
-            f'{SPENT}{{train_run_id="slow",train_run_activity="checkpoint"}}': "0+30x480",
+            **spent("slow", productive="0+30x480", checkpoint="0+30x480"),
             status("training", run="slow"): "1x480",
-            f'{SPENT}{{train_run_id="healed",train_run_activity="productive"}}': "0+6x60 366+60x419",
-            f'{SPENT}{{train_run_id="healed",train_run_activity="data_wait"}}': "0+54x60 3240x419",
+            **spent("healed", productive="0+6x60 366+60x419", data_wait="0+54x60 3240x419"),
             status("training", run="healed"): "1x480",
         },
         (
@@ -455,14 +471,11 @@ CASES = (
         "a run loses most of its time and works again; another one is begun anew after two hours; a third one is idle",
         60,
         {
-            f'{SPENT}{{train_run_id="recovered",train_run_activity="productive"}}': "0+12x100 1260+60x40",
-            f'{SPENT}{{train_run_id="recovered",train_run_activity="data_wait"}}': "0+48x100 4800x40",
+            **spent("recovered", productive="0+12x100 1260+60x40", data_wait="0+48x100 4800x40"),
             status("training", run="recovered"): "1x140",
-            f'{SPENT}{{train_run_id="again",train_run_activity="productive"}}': "0+55x60 _x140 0+12x60",
-            f'{SPENT}{{train_run_id="again",train_run_activity="data_wait"}}': "0+5x60 _x140 0+48x60",
+            **spent("again", productive="0+55x60 _x140 0+12x60", data_wait="0+5x60 _x140 0+48x60"),
             status("training", run="again"): "1x60 _x140 1x60",
-            f'{SPENT}{{train_run_id="idle",train_run_activity="productive"}}': "0+55x60 3300x200",
-            f'{SPENT}{{train_run_id="idle",train_run_activity="outside"}}': "0+5x60 305+60x199",
+            **spent("idle", productive="0+55x60 3300x200", outside="0+5x60 305+60x199"),
             status("training", run="idle"): "1x60 0x200",
         },
         (
@@ -478,14 +491,12 @@ CASES = (
         "a run evaluates for two hours, and another one saves for as long",
         60,
         {
-            f'{SPENT}{{{R},train_run_activity="productive"}}': "0+55x120 6600x120",
-            f'{SPENT}{{{R},train_run_activity="data_wait"}}': "0+5x120 600x120",
-            f'{SPENT}{{{R},train_run_activity="eval"}}': "0x120 0+60x119",
+            **spent("r", productive="0+55x120 6600x120", data_wait="0+5x120 600x120", eval="0x120 0+60x119"),
             status("training"): "1x120 0x120",
             status("evaluating"): "0x120 1x120",
-            f'{SPENT}{{train_run_id="saves",train_run_activity="productive"}}': "0+55x120 6600x120",
-            f'{SPENT}{{train_run_id="saves",train_run_activity="eval"}}': "0+5x120 600x120",
-            f'{SPENT}{{train_run_id="saves",train_run_activity="checkpoint"}}': "0x120 0+60x119",
+            **spent(
+                "saves", productive="0+55x120 6600x120", eval="0+5x120 600x120", checkpoint="0x120 0+60x119"
+            ),
             status("checkpointing", run="saves"): "1x240",
         },
         (
@@ -497,17 +508,13 @@ CASES = (
         "half of six hours goes into checkpoints; another run is begun anew after as long, and a third one is idle",
         60,
         {
-            f'{SPENT}{{{R},train_run_activity="productive"}}': "0+30x400 12060+60x60",
-            f'{SPENT}{{{R},train_run_activity="checkpoint"}}': "0+30x400 12000x60",
+            **spent("r", productive="0+30x400 12060+60x60", checkpoint="0+30x400 12000x60"),
             status("training"): "1x460",
-            f'{SPENT}{{train_run_id="fine",train_run_activity="productive"}}': "0+55x460",
-            f'{SPENT}{{train_run_id="fine",train_run_activity="checkpoint"}}': "0+5x460",
+            **spent("fine", productive="0+55x460", checkpoint="0+5x460"),
             status("training", run="fine"): "1x460",
-            f'{SPENT}{{train_run_id="again",train_run_activity="productive"}}': "0+55x200 _x370 0+24x130",
-            f'{SPENT}{{train_run_id="again",train_run_activity="checkpoint"}}': "0+5x200 _x370 0+36x130",
+            **spent("again", productive="0+55x200 _x370 0+24x130", checkpoint="0+5x200 _x370 0+36x130"),
             status("training", run="again"): "1x200 _x370 1x130",
-            f'{SPENT}{{train_run_id="idle",train_run_activity="productive"}}': "0+55x120 6600x340",
-            f'{SPENT}{{train_run_id="idle",train_run_activity="outside"}}': "0+5x120 605+60x339",
+            **spent("idle", productive="0+55x120 6600x340", outside="0+5x120 605+60x339"),
             status("training", run="idle"): "1x120 0x340",
         },
         (
@@ -533,12 +540,12 @@ CASES = (
             **by_collector("killed-on-both", "n1", "n2", lasts=20),
             **by_collector("cut", "n2", lasts=80),
             **by_collector("cut", "n1", first=1, lasts=20),
-            'train_ranks_expected{train_run_id="cut",train_rank="0"}': "2x80",
+            ranks_expected("cut"): "2x80",
             'up{job="otel-collector",instance="n1:8888",train_collector="n1"}': "1x20 0x60",
             'up{job="otel-collector",instance="n2:8888",train_collector="n2"}': "1x80",
         },
         (
-            fires("OtelCollectorDown", 14, job="otel-collector", instance="n1:8888", train_collector="n1"),
+            down(14),
             every(
                 "TrainRunVanished",
                 14,
@@ -563,16 +570,7 @@ CASES = (
                 fires("TrainRunVanished", minute, train_run_id="r", train_collector="n1")
                 for minute in (18, 20.5, 21.5)
             ),
-            *(
-                fires(
-                    "OtelCollectorDown",
-                    minute,
-                    job="otel-collector",
-                    instance="n1:8888",
-                    train_collector="n1",
-                )
-                for minute in (18, 20.5, 21.5)
-            ),
+            *(down(minute) for minute in (18, 20.5, 21.5)),
             quiet("TrainRunVanished", 23),
             quiet("OtelCollectorDown", 27),
         ),
@@ -584,7 +582,7 @@ CASES = (
             **by_collector("r", "n2", lasts=80),
             **by_collector("r", "n1", first=1, lasts=20),
             **by_collector("r", "n2", first=2, lasts=80),
-            'train_ranks_expected{train_run_id="r",train_rank="0"}': "4x80",
+            ranks_expected("r"): "4x80",
             'up{job="otel-collector",instance="n1:8888",train_collector="n1"}': "1x20 0x60",
             'up{job="otel-collector",instance="n2:8888",train_collector="n2"}': "1x80",
         },

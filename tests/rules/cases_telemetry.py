@@ -42,6 +42,13 @@ def drops(signal: str, reason: str) -> str:
     return f"train_telemetry_drops_total{{{labels}}}"
 
 
+def dropped(alert: str, signal: str, reason: str) -> tuple[Expectation, ...]:
+    """The alert fires from before minute 20 until after minute 43."""
+    labels = {"train_telemetry_signal": signal, "train_telemetry_drop_reason": reason}
+    fired = (fires(alert, minute, train_run_id="r", **labels) for minute in (20, 43))
+    return quiet(alert, 5), *fired, quiet(alert, 47)
+
+
 def overhead(run: str, rank: int) -> str:
     return f'train_telemetry_overhead_time_seconds_total{{train_run_id="{run}",train_rank="{rank}"}}'
 
@@ -68,38 +75,8 @@ CASES = (
             drops("spans", "sampled_out"): "0+900x120",
         },
         (
-            quiet("TrainTelemetryDropping", 5),
-            fires(
-                "TrainTelemetryDropping",
-                20,
-                train_run_id="r",
-                train_telemetry_signal="spans",
-                train_telemetry_drop_reason="queue_full",
-            ),
-            quiet("TrainTelemetryExportFailing", 5),
-            fires(
-                "TrainTelemetryExportFailing",
-                20,
-                train_run_id="r",
-                train_telemetry_signal="metrics",
-                train_telemetry_drop_reason="export_failed",
-            ),
-            fires(
-                "TrainTelemetryDropping",
-                43,
-                train_run_id="r",
-                train_telemetry_signal="spans",
-                train_telemetry_drop_reason="queue_full",
-            ),
-            quiet("TrainTelemetryDropping", 47),
-            fires(
-                "TrainTelemetryExportFailing",
-                43,
-                train_run_id="r",
-                train_telemetry_signal="metrics",
-                train_telemetry_drop_reason="export_failed",
-            ),
-            quiet("TrainTelemetryExportFailing", 47),
+            *dropped("TrainTelemetryDropping", "spans", "queue_full"),
+            *dropped("TrainTelemetryExportFailing", "metrics", "export_failed"),
         ),
     ),
     Case(

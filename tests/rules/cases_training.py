@@ -19,6 +19,29 @@ def step(rank: str, seconds: float, intervals: int, *, run: str = "r") -> Durati
     return Durations(STEP, labels, [(seconds, 30, intervals)])
 
 
+def status(state: str, run: str = "r") -> str:
+    return f'train_run_status{{train_run_id="{run}",train_run_state="{state}"}}'
+
+
+def excess(rank: str, host: str, name: str = "data", *, run: str = "r") -> str:
+    labels = f'train_run_id="{run}",train_peer_rank="{rank}",train_peer_host="{host}",train_stage="{name}"'
+    return f"train_straggler_excess_ratio{{{labels}}}"
+
+
+def straggles(at_min: float, share: str, *, run: str = "r") -> Expectation:
+    """The alert on stragglers fires then for rank 2 of this run, in its stage data."""
+    rank = {"train_peer_rank": "2", "train_peer_host": "b", "train_stage": "data"}
+    return fires("TrainStraggler", at_min, share, train_run_id=run, **rank)
+
+
+def waits(at_min: float, share: str = "30%") -> Expectation:
+    return fires("TrainInputBound", at_min, share, train_run_id="r", train_phase="train")
+
+
+def slower(at_min: float, duration: str, *, run: str = "r") -> Expectation:
+    return fires("TrainStepTimeRegression", at_min, duration, train_run_id=run, train_phase="train")
+
+
 def rare(seconds: float, every: int, times: int) -> list[tuple[float, int, int]]:
     """One after so many intervals, and so on."""
     return [(seconds, 1, 1), (seconds, 0, every - 1)] * times
@@ -30,14 +53,6 @@ def captured(file: str, finding: str, *, run: str = "r", rank: str = "0", alert:
     said = f',train_profiler_finding_name="{finding}"' if finding else ""
     by = f',train_profiler_alert="{alert}"' if alert else ""
     return f"train_profiler_capture_time_seconds{{{labels}{said}{by}}}"
-
-
-def ranks(number: int, intervals: int) -> dict[str, str]:
-    series = {}
-    for rank in range(number):
-        series[f'train_heartbeat_time_seconds{{{R},train_rank="{rank}"}}'] = f"0+30x{intervals}"
-        series[f'train_steps_total{{{R},train_rank="{rank}",train_phase="train"}}'] = f"0+30x{intervals}"
-    return series
 
 
 def counted_one(run: str, there: str, detections: str) -> dict[str, str]:
@@ -107,7 +122,7 @@ CASES = (
         {},
         (
             quiet("TrainInputBound", 10),
-            fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
+            waits(20),
         ),
         (
             stage("data", "0", 0.3, 80),
@@ -123,20 +138,17 @@ CASES = (
     Case(
         "steps of seven minutes wait for data a third of the time, in another run a tenth; shorter ones begin to wait after an hour",
         60,
-        {
-            f'train_run_status{{train_run_id="{run}",train_run_state="training"}}': "1x140"
-            for run in ("r", "fed", "later")
-        },
+        {status("training", run): "1x140" for run in ("r", "fed", "later")},
         (
             quiet("TrainInputBound", 30),
-            fires("TrainInputBound", 60, "30%", train_run_id="r", train_phase="train"),
-            fires("TrainInputBound", 75, "30%", train_run_id="r", train_phase="train"),
+            waits(60),
+            waits(75),
             Expectation(
                 "TrainInputBound",
                 84,
                 tuple(({"train_run_id": run, "train_phase": "train"}, "30%") for run in ("r", "later")),
             ),
-            fires("TrainInputBound", 120, "30%", train_run_id="r", train_phase="train"),
+            waits(120),
         ),
         tuple(
             Durations(metric, f'train_run_id="{run}",train_phase="train",train_loader="main"{more}', parts)
@@ -156,18 +168,12 @@ CASES = (
         # `once` has one step of 20 minutes; `last` ends with one, and evaluates. Steps of three minutes are judged by five.
         "steps of seven minutes take ten, shorter ones a third longer; in other runs one step takes twenty",
         60,
-        {
-            f'train_run_status{{train_run_id="{run}",train_run_state="training"}}': "1x400"
-            for run in ("r", "once", "last", "shorter")
-        },
+        {status("training", run): "1x400" for run in ("r", "once", "last", "shorter")},
         (
             quiet("TrainStepTimeRegression", 280),
-            fires("TrainStepTimeRegression", 304, "4m 10s", train_run_id="shorter", train_phase="train"),
-            fires("TrainStepTimeRegression", 340, "10m 0s", train_run_id="r", train_phase="train"),
-            *(
-                fires("TrainStepTimeRegression", at, "10m 0s", train_run_id="r", train_phase="train")
-                for at in range(355, 400, 5)
-            ),
+            slower(304, "4m 10s", run="shorter"),
+            slower(340, "10m 0s"),
+            *(slower(at, "10m 0s") for at in range(355, 400, 5)),
         ),
         tuple(
             Durations(STEP, f'train_run_id="{run}",train_phase="train",train_loader="main"', parts)
@@ -190,7 +196,7 @@ CASES = (
         (
             quiet("TrainInputBound", 10),
             with_capture(
-                fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
+                waits(20),
                 "captures/epoch_1-step_200-rank1.json.gz: input_bound",
             ),
         ),
@@ -211,7 +217,7 @@ CASES = (
         (
             quiet("TrainInputBound", 10),
             with_capture(
-                fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
+                waits(20),
                 "captures/epoch_1-step_90-rank0.json.gz: input_bound",
             ),
         ),
@@ -224,7 +230,7 @@ CASES = (
         (
             quiet("TrainInputBound", 10),
             with_capture(
-                fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
+                waits(20),
                 "captures/epoch_1-step_90-rank0.json.gz",
             ),
         ),
@@ -237,8 +243,8 @@ CASES = (
         (
             quiet("TrainStepTimeRegression", 100),
             quiet("TrainStepTimeRegression", 408),
-            fires("TrainStepTimeRegression", 418, "150ms", train_run_id="r", train_phase="train"),
-            fires("TrainStepTimeRegression", 425, "150ms", train_run_id="r", train_phase="train"),
+            slower(418, "150ms"),
+            slower(425, "150ms"),
             quiet("TrainStepTimeRegression", 435),
         ),
         (
@@ -253,9 +259,9 @@ CASES = (
         "rank 0 names a straggler, whatever the other ranks export; its own capture stands beside its alert",
         60,
         {
-            f'train_straggler_excess_ratio{{{R},train_peer_rank="2",train_peer_host="b",train_stage="data"}}': "0.5x60",
-            f'train_straggler_excess_ratio{{{R},train_peer_rank="7",train_peer_host="c",train_stage="forward"}}': "0.1x60",
-            f'train_run_status{{{R},train_run_state="training"}}': "1x60",
+            excess("2", "b"): "0.5x60",
+            excess("7", "c", "forward"): "0.1x60",
+            status("training"): "1x60",
             captured(
                 "captures/epoch_1-step_90-rank2.json.gz", "heavy_op", rank="2", alert="TrainStraggler"
             ): "1500x60",
@@ -266,15 +272,7 @@ CASES = (
         (
             quiet("TrainStraggler", 10),
             with_capture(
-                fires(
-                    "TrainStraggler",
-                    40,
-                    "50%",
-                    train_run_id="r",
-                    train_peer_rank="2",
-                    train_peer_host="b",
-                    train_stage="data",
-                ),
+                straggles(40, "50%"),
                 "captures/epoch_1-step_90-rank2.json.gz: heavy_op",
             ),
         ),
@@ -283,25 +281,13 @@ CASES = (
         "a slow rank is not among the first in every third window; another is in every third",
         60,
         {
-            f'train_straggler_excess_ratio{{{R},train_peer_rank="2",train_peer_host="b",train_stage="data"}}': " ".join(
-                ["0.5 0.5 0"] * 20
-            ),
-            f'train_straggler_excess_ratio{{{R},train_peer_rank="7",train_peer_host="c",train_stage="data"}}': " ".join(
-                ["0 0 0.9"] * 20
-            ),
-            f'train_run_status{{{R},train_run_state="training"}}': "1x60",
+            excess("2", "b"): " ".join(["0.5 0.5 0"] * 20),
+            excess("7", "c"): " ".join(["0 0 0.9"] * 20),
+            status("training"): "1x60",
         },
         (
             quiet("TrainStraggler", 10),
-            fires(
-                "TrainStraggler",
-                40,
-                "50%",
-                train_run_id="r",
-                train_peer_rank="2",
-                train_peer_host="b",
-                train_stage="data",
-            ),
+            straggles(40, "50%"),
         ),
     ),
     Case(
@@ -309,28 +295,17 @@ CASES = (
         "a rank has a quarter more work, another one a sixth; of one run nothing comes any more",
         60,
         {
-            'train_straggler_excess_ratio{train_run_id="over",train_peer_rank="2",train_peer_host="b",train_stage="data"}': "0.25x40 0x35",
-            'train_straggler_excess_ratio{train_run_id="under",train_peer_rank="2",train_peer_host="b",train_stage="data"}': "0.16x75",
-            'train_straggler_excess_ratio{train_run_id="lost",train_peer_rank="2",train_peer_host="b",train_stage="data"}': "0.25x9 _x66",
+            excess("2", "b", run="over"): "0.25x40 0x35",
+            excess("2", "b", run="under"): "0.16x75",
+            excess("2", "b", run="lost"): "0.25x9 _x66",
             **{
-                f'train_run_status{{train_run_id="{run}",train_run_state="training"}}': f"1x{minutes}"
+                status("training", run): f"1x{minutes}"
                 for run, minutes in (("over", 75), ("under", 75), ("lost", 9))
             },
         },
         (
             quiet("TrainStraggler", 14),
-            *(
-                fires(
-                    "TrainStraggler",
-                    minute,
-                    "25%",
-                    train_run_id="over",
-                    train_peer_rank="2",
-                    train_peer_host="b",
-                    train_stage="data",
-                )
-                for minute in (17, 40, 50)
-            ),
+            *(straggles(minute, "25%", run="over") for minute in (17, 40, 50)),
             quiet("TrainStraggler", 56),
         ),
     ),
@@ -338,24 +313,16 @@ CASES = (
         "a rank has more work in the last steps before an evaluation of an hour; another run evaluates every two minutes",
         60,
         {
-            f'train_straggler_excess_ratio{{{R},train_peer_rank="2",train_peer_host="b",train_stage="data"}}': "0x8 0.5x60",
-            f'train_run_status{{{R},train_run_state="training"}}': "1x10 0x60",
-            f'train_run_status{{{R},train_run_state="evaluating"}}': "0x10 1x60",
-            'train_straggler_excess_ratio{train_run_id="often",train_peer_rank="2",train_peer_host="b",train_stage="data"}': "0.5x70",
-            'train_run_status{train_run_id="often",train_run_state="training"}': " ".join(["1 1 0 0"] * 18),
-            'train_run_status{train_run_id="often",train_run_state="evaluating"}': " ".join(["0 0 1 1"] * 18),
+            excess("2", "b"): "0x8 0.5x60",
+            status("training"): "1x10 0x60",
+            status("evaluating"): "0x10 1x60",
+            excess("2", "b", run="often"): "0.5x70",
+            status("training", "often"): " ".join(["1 1 0 0"] * 18),
+            status("evaluating", "often"): " ".join(["0 0 1 1"] * 18),
         },
         (
             quiet("TrainStraggler", 10),
-            fires(
-                "TrainStraggler",
-                40,
-                "50%",
-                train_run_id="often",
-                train_peer_rank="2",
-                train_peer_host="b",
-                train_stage="data",
-            ),
+            straggles(40, "50%", run="often"),
         ),
     ),
     Case(
@@ -363,8 +330,8 @@ CASES = (
         30,
         {},
         (
-            fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
-            fires("TrainInputBound", 35, "21%", train_run_id="r", train_phase="train"),
+            waits(20),
+            waits(35, "21%"),
             quiet("TrainInputBound", 42),
         ),
         (
@@ -570,16 +537,16 @@ CASES = (
         {
             f"train_checkpoint_last_success_time_seconds{{{R}}}": "0x100",
             f"train_checkpoint_interval_seconds{{{R}}}": "600x100",
-            f'train_run_status{{{R},train_run_state="training"}}': "1x100",
+            status("training"): "1x100",
             'train_checkpoint_last_success_time_seconds{train_run_id="rare"}': "0x100",
             'train_checkpoint_interval_seconds{train_run_id="rare"}': "3600x100",
-            'train_run_status{train_run_id="rare",train_run_state="training"}': "1x100",
+            status("training", "rare"): "1x100",
             'train_checkpoint_last_success_time_seconds{train_run_id="never"}': "0x100",
-            'train_run_status{train_run_id="never",train_run_state="training"}': "1x100",
+            status("training", "never"): "1x100",
             'train_checkpoint_last_success_time_seconds{train_run_id="over"}': "0x100",
             'train_checkpoint_interval_seconds{train_run_id="over"}': "600x100",
-            'train_run_status{train_run_id="over",train_run_state="training"}': "1x9 0x91",
-            'train_run_status{train_run_id="over",train_run_state="finished"}': "0x9 1x91",
+            status("training", "over"): "1x9 0x91",
+            status("finished", "over"): "0x9 1x91",
         },
         (
             quiet("TrainCheckpointStale", 22),
@@ -592,7 +559,7 @@ CASES = (
         {
             f"train_checkpoint_last_success_time_seconds{{{R}}}": "-14+15x60 886x60",
             f"train_checkpoint_interval_seconds{{{R}}}": "2x121",
-            f'train_run_status{{{R},train_run_state="training"}}': "1x121",
+            status("training"): "1x121",
         },
         (
             quiet("TrainCheckpointStale", 14),
@@ -605,11 +572,11 @@ CASES = (
         {
             f"train_checkpoint_last_success_time_seconds{{{R}}}": "600x50 3600x49",
             f"train_checkpoint_interval_seconds{{{R}}}": "600x100",
-            f'train_run_status{{{R},train_run_state="evaluating"}}': "1x100",
+            status("evaluating"): "1x100",
             f'train_run_time_seconds_total{{{R},train_run_activity="eval"}}': "0x10 0+60x40 2400x49",
             'train_checkpoint_last_success_time_seconds{train_run_id="bad"}': "600x100",
             'train_checkpoint_interval_seconds{train_run_id="bad"}': "600x100",
-            'train_run_status{train_run_id="bad",train_run_state="training"}': "1x100",
+            status("training", "bad"): "1x100",
             'train_run_time_seconds_total{train_run_id="bad",train_run_activity="eval"}': "0+6x100",
             'train_run_time_seconds_total{train_run_id="bad",train_run_activity="productive"}': "0+54x100",
         },
