@@ -429,7 +429,7 @@ def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
         why = getattr(error, "strerror", None) or error
         raise RunDirectoryError(f"{path.name} cannot be read: {why}.") from error
     if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path.name} is no JSON object.")
+        raise RunDirectoryError(f"{path.name} is not a JSON object.")
     return value
 
 
@@ -686,7 +686,7 @@ def last_metrics(path: Path) -> dict[str, Any]:
         value = parse_line(line)
         if value is not None and "resourceMetrics" in value:
             return value
-    raise RunDirectoryError(f"{path}: has no line of metrics yet. Has training begun?")
+    raise RunDirectoryError(f"{path}: has no metrics yet. Has training begun?")
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

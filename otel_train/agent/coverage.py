@@ -23,8 +23,8 @@ UPDATES_WITHOUT_FORWARD = 10
 """Updates after which a model that was given and never seen is worth a word."""
 
 _READS_BESIDE = (
-    "it reads a loader beside the training thread: how long training waits for it is in `other`. "
-    "otel_train.watch(...) around what the loop itself iterates shows it"
+    "it reads a loader on another thread: the time that training waits for its batches is in `other`. "
+    "Wrap what the loop itself iterates in otel_train.watch(...)"
 )
 _NO_LOADER = (
     "no loader was seen: time to get batches is in `other`. Give it to instrument(model, loaders), or wrap what "
@@ -35,13 +35,13 @@ _NO_BATCH = (
     "instrument(model, loaders) the loader that the loop iterates, before a pass over it begins"
 )
 _NOT_ASKED = (
-    "no batch was asked of it: training iterates another object ({}), which was not given. Give instrument() the object "
-    "that the loop iterates, such as the DataLoader in place of its dataset"
+    "training requested no batch from it: it iterates another object ({}), which was not given. Give instrument() the "
+    "object that the loop iterates, such as the DataLoader in place of its dataset"
 )
 _NO_BACKWARD = (
-    "updates were seen and no backward: it runs inside a compiled function, or gradients are made without autograd. "
-    "Its time is in the stage around it; where that can be divided, "
-    '`with otel_train.stage("backward")` shows it'
+    "updates were seen, but no backward: it runs inside a compiled function, or gradients are computed without autograd. "
+    "Its time is in the enclosing stage. If the two can be separated, put it in "
+    '`with otel_train.stage("backward")`'
 )
 _NO_UPDATE = (
     "no update was seen: parameters are changed by hand, by an optimizer that is not torch.optim, or inside "
@@ -54,17 +54,17 @@ _NO_FORWARD = (
     "the call in a stage"
 )
 _NO_FORWARD_IN_TRAINING = (
-    "forwards were seen outside training alone: training calls another object than the model that was given (a copy, a "
+    "forwards were seen outside training only: training calls an object other than the given model (a copy, a "
     "wrapper, a compiled function around it). Its time is in `other`; give instrument() the object that the loop calls"
 )
 _TORCH_LATER = (
-    "torch was imported after the call of instrument(): nothing of it is measured. Call instrument() after the import, where "
-    "the model and the loaders are there"
+    "torch was imported after instrument() was called, so it is not measured. Call instrument() after the import, once "
+    "the model and the loaders exist"
 )
 _NO_MODEL = (
     "no model was given to instrument(): its time is in `other`. Give it the model that the loop calls"
 )
-_HOST_TIME = "Host time is measured as everywhere: a call that only queues work is short, and one that waits for the device is long"
+_HOST_TIME = "Host time is still measured: a call that only queues work is short, one that waits for the device is long"
 STEPLESS_S = 60.0
 """Seconds after which a program of JAX in which no step was seen is described so, while it runs."""
 

@@ -269,7 +269,7 @@ def check_run(run: Path, in_order: Callable[..., Iterable[list[Fault]]] = map) -
             faults += _document(run / CAPTURES_FOLDER / name, "files/capture", f"{CAPTURES_FOLDER}/{name}")
     ranks = rank_folders(run)
     if not ranks:
-        faults.append(Fault(str(run), "there is no folder of a rank"))
+        faults.append(Fault(str(run), "there is no rank folder"))
     for found in in_order(partial(_faults_of_rank, run), ranks):
         faults += found
     return faults
@@ -345,7 +345,7 @@ def _lines(path: Path, schema: str, most_bytes: int) -> Iterator[Fault]:
         if wrong > _LINES_NAMED:
             yield Fault(name, f"{wrong - _LINES_NAMED} more lines have wrong values")
         if broken:
-            what = "is no JSON object" if broken == 1 else "are no JSON objects"
+            what = "is not a JSON object" if broken == 1 else "are not JSON objects"
             yield Fault(name, f"{plural(broken, 'line')} {what}")
 
 

@@ -408,22 +408,22 @@ def _prepare_folder(folder: Path, *, ours: bool) -> None:
     """Creates the folder, or checks that files of these names in it are ours; else raises RunDirectoryError."""
     if ours and (folder.is_symlink() or folder.parent.is_symlink()):
         raise RunDirectoryError(
-            f"{folder}: is a link, so it is left alone. Say where to write with --output-dir"
+            f"{folder}: is a link, so nothing is written there. Say where to write with --output-dir"
         )
     if os.path.lexists(folder) and not folder.is_dir():
-        raise RunDirectoryError(f"{folder}: is no folder. Give another with --output-dir")
+        raise RunDirectoryError(f"{folder}: is not a folder. Give another with --output-dir")
     if folder.is_dir():
         foreign = [name for name in (*NAMES, SUMMARY) if os.path.lexists(folder / name)]
         if foreign and not (folder / MARK).is_file():
             raise RunDirectoryError(
-                f"{folder}: holds {', '.join(foreign)} that otel-train has not written, and they are left alone. "
+                f"{folder}: holds {', '.join(foreign)} that otel-train did not write; nothing was overwritten. "
                 "Give another folder with --output-dir"
             )
     else:
         make_gitignored_folder(folder)
     for name in (CAPTURES, BY_STAGE.partition("/")[0]):
         if (folder / name).is_symlink():
-            raise RunDirectoryError(f"{folder / name}: is a link, so it is left alone")
+            raise RunDirectoryError(f"{folder / name}: is a link, so nothing is written there")
     replace_text(folder / MARK, "Written by otel-train export, which may replace what is here.\n")
 
 

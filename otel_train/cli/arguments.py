@@ -55,7 +55,7 @@ def chosen_traces(targets: Sequence[str], run_dir: str) -> list[Path]:
         return files
     if len(targets) > 1:
         missing = next(file for file in files if not file.is_file())
-        raise RunDirectoryError(f"{missing}: is no file. Give trace files, or one run")
+        raise RunDirectoryError(f"{missing}: is not a file. Give trace files, or one run")
     run = chosen_run(targets[0] if targets else None, run_dir)
     if captures := captures_of(run):
         return taken_together(captures, captures[-1])

@@ -67,7 +67,7 @@ def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
     if written.foreign:
         complain(f"{written.foreign} metrics that otel_train does not publish are left out.")
     if written.unreadable:
-        complain(f"{written.unreadable} lines are no request of metrics, and left out.")
+        complain(f"{written.unreadable} lines are not metrics requests and are left out.")
     if written.points:
         print(
             "Make blocks of it in the data folder of Prometheus, which takes them within a minute, or at its start:\n"
@@ -93,9 +93,9 @@ _SLICE_S: Final = 6 * 3600
 """Asked for at once: some hundred kB at one export a second."""
 
 _WHY: Final = {
-    RECORDED: "are in the recording alone: on the way they were accepted, and then refused. Prometheus refuses what is older "
-    "than its out_of_order_time_window: otel-train replay --blocks DIR writes that for promtool. What is younger may "
-    "still be in the queue of a Collector, or was never sent: otel-train replay --all",
+    RECORDED: "are only in the recording: Prometheus refused them as older than its out_of_order_time_window (otel-train "
+    "replay --blocks DIR writes them for promtool), or they are in the queue of a Collector, or were never sent (otel-train "
+    "replay --all)",
     WAITS: "wait in the spool: otel-train replay sends them",
     REJECTED: "were refused and lie in spool/rejected/: otel-train replay --rejected sends them again",
 }
@@ -173,7 +173,7 @@ def _say_compared(run_directory: Path, ranks: list[RankExports], url: str) -> in
     total = sum(len(rank.places) for rank in ranks)
     missing = sum(len(rank.missing) for rank in ranks)
     if not total:
-        complain(f"{run_directory}: no export is recorded or waits, so there is nothing to ask for")
+        complain(f"{run_directory}: no export is recorded or waiting, so there is nothing to verify")
         return 1
     print(printable(f"{run_directory}: {total - missing} of {total} exports are in {url}, {missing} are not"))
     for rank in ranks:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.port and sock.getsockname()[1] != args.port:
         complain(f"port {args.port} is taken")
     if args.host not in (HOST, "localhost", "::1"):
-        complain("whoever can reach this address can read these runs")
+        complain("everyone who can reach this address can read these runs")
     if args.runs is None and (ignored := ignored_settings(default_run_dir())):
         complain(ignored)
     if not root.exists():
@@ -87,6 +87,6 @@ def _chosen(runs: str | None) -> tuple[Path, str | None]:
         return root.parent, root.name
     if runs and not root.is_dir():
         rule = f"expected a folder of run directories, a run directory, or the id of a run below {below}"
-        problem = "is no folder" if Path(runs).exists() else "there is no such folder"
+        problem = "is not a folder" if Path(runs).exists() else "there is no such folder"
         raise RunDirectoryError(f"{runs}: {problem}; {rule}. Without RUNS all runs below {below} are shown")
     return root, None

@@ -127,7 +127,7 @@ def _send(
                 yield signal, CheckResult(OK, f"{address} accepted {signal} ({probe.run_id})")
                 continue
             said, _, remedy = answer.reason.partition(": ")
-            remedy = remedy or "correct OTEL_EXPORTER_OTLP_ENDPOINT, or start what listens there"
+            remedy = remedy or "correct OTEL_EXPORTER_OTLP_ENDPOINT, or start the service on that port"
             yield signal, CheckResult(PROBLEM, f"{signal}: {address} {said}", remedy)
     finally:
         transport.close()

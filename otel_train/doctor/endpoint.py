@@ -105,7 +105,7 @@ def check_endpoint(
         return
     if settings is None:
         what = "no OTLP endpoint is set: a run writes its run directory and /metrics, and sends nothing"
-        start = "set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318; otel-train stack up starts what listens there"
+        start = "set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318; otel-train stack up starts a Collector there"
         yield CheckResult(NOTE, what, start)
         return
     token = any(name.endswith("_HEADERS") and value for name, value in environ.items() if "_OTLP_" in name)
@@ -190,26 +190,26 @@ def _no_http(target: Target, proxy: _Proxy | None, error: Exception, *, began: b
     return _ConnectionProblem(*_NO_HTTP[kind])
 
 
-_LOG = "look into the log of what listens there"
+_LOG = "check the log of the service on that port"
 _SILENT = (
     f"takes connections and does not answer within {WITHIN_S:g} s",
-    "look whether what listens there is overloaded or stopped, and whether it is a collector",
+    "check that the service on that port is a collector, and that it is not overloaded or stopped",
 )
 _CLOSED = ("takes connections and closes them without an answer", _LOG)
-_WANTS_TLS = ("speaks TLS, and is asked without it", _TLS_REMEDY)
+_WANTS_TLS = ("expects TLS, and the request came without it", _TLS_REMEDY)
 _NO_HTTP = {
     GRPC: (
-        "speaks gRPC, and is asked over HTTP/1",
+        "expects gRPC, and the request came over HTTP/1",
         "name the port for OTLP over HTTP, usually 4318, or set OTEL_EXPORTER_OTLP_PROTOCOL=grpc",
     ),
     TLS: _WANTS_TLS,
-    HTTP1: ("answers other requests over HTTP, and none of OTLP", _LOG),
+    HTTP1: ("answers HTTP requests, but no OTLP request", _LOG),
     "unfinished": (
-        f"begins an answer and does not end it within {WITHIN_S:g} s",
-        "look whether what listens there, or a proxy before it, is overloaded",
+        f"starts a response and does not complete it within {WITHIN_S:g} s",
+        "check whether the service on that port, or a proxy in front of it, is overloaded",
     ),
     "closed": _CLOSED,
-    "foreign": ("answers with something that is no HTTP", "correct the port in OTEL_EXPORTER_OTLP_ENDPOINT"),
+    "foreign": ("answers with something other than HTTP", "correct the port in OTEL_EXPORTER_OTLP_ENDPOINT"),
     "": _SILENT,
 }
 """By the protocol that was found instead."""
@@ -257,7 +257,7 @@ def _no_grpc(target: Target, proxy: _Proxy | None, said: bytes, *, closed: bool)
         return _ConnectionProblem(*_WANTS_TLS)
     if said or kind == HTTP1:
         remedy = "name the port for gRPC, usually 4317, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/json"
-        return _ConnectionProblem("speaks HTTP/1, and is asked over gRPC", remedy)
+        return _ConnectionProblem("expects HTTP/1, and the request came over gRPC", remedy)
     return _ConnectionProblem(*(_CLOSED if closed else _SILENT))
 
 
@@ -380,11 +380,11 @@ def _unconnected(
         todo = "correct the host name, or the resolver of this machine"
     elif isinstance(error, ConnectionRefusedError):
         what = "refuses connections"
-        ours = "start what listens there (otel-train stack up), or correct the port"
+        ours = "start the collector (otel-train stack up), or correct the port"
         todo = "start it, or correct its port" if proxy else ours
     else:
         what = f"cannot be reached ({error})"
-        todo = "look for a firewall, a proxy or a missing route between here and there"
+        todo = "check for a firewall, a proxy or a missing route between this machine and that one"
     named = "OTEL_EXPORTER_OTLP_ENDPOINT names it"
     if proxy is not None:
         named = f"set NO_PROXY={host} if the collector can be reached without it; {proxy.variable} names it"

@@ -77,7 +77,7 @@ class BackgroundQueue(Generic[T]):
 
     def _drop(self, number: int) -> None:
         if not self.dropped:
-            _log.warning("%s does not answer; what is for it is dropped, training goes on", self._name)
+            _log.warning("%s does not answer; its records are dropped, training continues", self._name)
         self.dropped += max(number, 1)
 
     def _work(self) -> None:

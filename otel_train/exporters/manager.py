@@ -313,7 +313,7 @@ def _or_without(part: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, MemoryError) as error:
-        _log.warning("%s could not start: %s. The session goes on without it", part, error)
+        _log.warning("%s could not start: %s. The session continues without it", part, error)
 
 
 def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> dict[str, object]:

@@ -348,7 +348,7 @@ class Epoch:
             ConfigError: always.
         """
         raise ConfigError(
-            "epoch(N): marks one epoch, it is no range of them. Write 'for n in epoch(range(N))'"
+            "epoch(N): marks one epoch, not a range of epochs. Write 'for n in epoch(range(N))'"
         )
 
     def __enter__(self) -> Epoch:

@@ -144,7 +144,7 @@ def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
         if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or epoch.__index__() < 1:
             remedy = "They count from 1: for the first write [1]"
             raise ConfigError(
-                f"profile_epochs={without_containers(given)!r}: {epoch!r} is no epoch. {remedy}"
+                f"profile_epochs={without_containers(given)!r}: {epoch!r} is not an epoch. {remedy}"
             )
     return frozenset(epoch.__index__() for epoch in several)
 

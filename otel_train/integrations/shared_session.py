@@ -117,7 +117,7 @@ def _say_what_is_too_late(config: Config, given: Mapping[str, Any]) -> None:
         and name != "console_metrics"
     ]
     if late:
-        _log.warning("a session is open, and its own settings hold; not applied: %s", ", ".join(late))
+        _log.warning("a session is open already and keeps its settings; not applied: %s", ", ".join(late))
 
 
 class CallbackSession:

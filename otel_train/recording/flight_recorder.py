@@ -165,7 +165,7 @@ def _names(text: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"its table of names cannot be read ({error}).") from error
     if not isinstance(names, dict):
-        raise ValueError("its table of names is no JSON object.")  # noqa: TRY004  # of the file, not of an argument
+        raise ValueError("its table of names is not a JSON object.")  # noqa: TRY004  # of the file, not of an argument
     return names
 
 

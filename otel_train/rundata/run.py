@@ -94,7 +94,7 @@ def _read(run: Path, rank: int) -> RunReader:
     folder = run / f"rank{rank}"
     reader = RunReader(rank=rank)
     if not is_folder(folder):
-        raise RunDirectoryError(f"{folder}: is no folder of a rank")
+        raise RunDirectoryError(f"{folder}: is not the folder of a rank")
     documents = JsonFileCache()
     about = documents.get_or_empty(run / RUN_FILE, reader.warnings)
     reader.about = checked(about, "files/run", run / RUN_FILE, reader.warnings)

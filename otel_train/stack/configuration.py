@@ -140,7 +140,7 @@ class Ports:
         taken = [f"{name}={number}" for name, number in asdict(self).items() if not _free(number)]
         if taken:
             raise StackError(
-                f"these ports of {HOST} are taken: {', '.join(taken)}. Stop what listens there, which may be a stack in "
+                f"these ports of {HOST} are taken: {', '.join(taken)}. Stop the program that uses them, which may be a stack in "
                 f"containers, or choose another with --port, such as --port {taken[0].partition('=')[0]}=20000"
             )
 

@@ -194,7 +194,7 @@ class TraceFileReader:
                     text_bytes += len(part)
                     if zipped and text_bytes > allowed:
                         raise TraceError(
-                            f"{self._path}: {size:,} bytes of gzip grow to more than {allowed:,}: this is no trace"
+                            f"{self._path}: {size:,} bytes of gzip unpack to more than {allowed:,}: this is not a trace"
                         )
                     if self._progress:
                         self._progress(file.tell(), size)
@@ -216,7 +216,7 @@ class TraceFileReader:
             if end == 0:
                 if len(held) > LONGEST_BYTES:
                     raise TraceError(
-                        f"{self._path}: no event ends within {LONGEST_BYTES:,} bytes: this is no trace"
+                        f"{self._path}: no event ends within {LONGEST_BYTES:,} bytes: this is not a trace"
                     )
                 wanted = 2 * len(held)
                 continue

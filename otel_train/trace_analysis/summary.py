@@ -140,7 +140,7 @@ def _by_rank(timelines: Sequence[TraceTimeline]) -> Mapping[int, TraceTimeline]:
             raise TraceError(f"{path} and {by_rank[rank].trace.path}: both are of rank {rank}")
         by_rank[rank] = timeline
     if len(by_rank) <= 1:
-        raise TraceError("waiting takes two: give the traces of at least two ranks")
+        raise TraceError("waits between ranks need the traces of at least two ranks")
     return by_rank
 
 

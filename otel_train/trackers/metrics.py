@@ -54,7 +54,7 @@ class SafeNames:
         if number > 1 and not self._warned:
             self._warned = True
             _log.warning(
-                "%r and another name are both %r to a tracker: it is %r there. Rename one to choose yourself",
+                "%r and another name both become %r in trackers: it is logged as %r. Rename one of them",
                 name, plain, safe,
             )  # fmt: skip
         return safe

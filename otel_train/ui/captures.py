@@ -36,7 +36,7 @@ _one_at_a_time = threading.Lock()
 def analyzed(file: File) -> dict[str, Any]:
     """Analysis of a capture; TraceError if it is too large for a page, or not a trace. Other pages are served meanwhile."""
     if file.mark.size_bytes > _MOST_TRACE_BYTES:
-        raise TraceError(f"{bytes_of(file.mark.size_bytes)} are too many for a page: use otel-train analyze")
+        raise TraceError(f"{bytes_of(file.mark.size_bytes)} is too large for a page: use otel-train analyze")
     with _one_at_a_time:
         return _analyzed(file.path, file.mark)
 

@@ -200,7 +200,7 @@ def test_an_installed_exporter_that_hangs_does_not_hold_up_the_end(tmp_path: Pat
 
     said = run(tmp_path, "-c", timed, path=(site,))
 
-    assert "exporter slow does not answer; what is for it is dropped, training goes on" in said
+    assert "exporter slow does not answer; its records are dropped, training continues" in said
     assert float(said.rpartition("closed in ")[2].split()[0]) < 60
     assert _summary(tmp_path)["telemetry"]["faults"].keys() <= {"exporter slow"}
 

@@ -293,7 +293,7 @@ def test_torch_that_is_imported_after_instrument_is_said(run: Run) -> None:
         done = run(text, *more, prelude="")
 
         assert done.returncode == 0, done.stderr
-        assert done.stderr.count("torch was imported after the call of instrument()") == times, done.stderr
+        assert done.stderr.count("torch was imported after instrument() was called") == times, done.stderr
 
 
 def test_a_module_that_only_has_the_name_of_torch_stops_no_program(run: Run) -> None:

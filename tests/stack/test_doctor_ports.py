@@ -29,9 +29,9 @@ def test_ports_that_are_taken_for_one_another_are_named(tmp_path: Path) -> None:
         )
         assert problems(http) == problems(grpc, OTEL_EXPORTER_OTLP_PROTOCOL="grpc") == []
         assert problems(http, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf") == []
-        assert problems(grpc) == [f"{grpc} speaks gRPC, and is asked over HTTP/1"]
+        assert problems(grpc) == [f"{grpc} expects gRPC, and the request came over HTTP/1"]
         assert problems(http, OTEL_EXPORTER_OTLP_PROTOCOL="grpc") == [
-            f"{http} speaks HTTP/1, and is asked over gRPC"
+            f"{http} expects HTTP/1, and the request came over gRPC"
         ]
         direct = f"{prometheus}/api/v1/otlp"
         assert problems(direct, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf", **ONLY_METRICS) == []

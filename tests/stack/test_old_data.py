@@ -100,7 +100,7 @@ def test_what_is_older_than_the_window_arrives_as_blocks(
         assert replay(str(recent), "--endpoint", endpoint) == 0
         assert verify(made, recent) == 0, capsys.readouterr().err
         assert verify(made, ancient, wait_s=5) == 1
-        assert f"{2 * EXPORTS} are in the recording alone" in capsys.readouterr().err
+        assert f"{2 * EXPORTS} are only in the recording" in capsys.readouterr().err
 
         text = tmp_path / "blocks" / "ancient.openmetrics.txt"
         assert replay(str(ancient), "--blocks", str(text.parent)) == 0

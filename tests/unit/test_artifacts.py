@@ -238,7 +238,7 @@ def test_foreign_files_are_not_overwritten(run: Path, tmp_path: Path) -> None:
     """config.json is a name that every project has."""
     (tmp_path / "config.json").write_text("{}")
 
-    with pytest.raises(RunDirectoryError, match=r"config\.json that otel-train has not written"):
+    with pytest.raises(RunDirectoryError, match=r"config\.json that otel-train did not write"):
         write(run, 0, tmp_path)
 
     assert (tmp_path / "config.json").read_text() == "{}"
@@ -420,7 +420,7 @@ def test_a_run_directory_is_checked_rank_by_rank(run: Path, cli: Cli) -> None:
     code, said, _ = cli("validate", run)
 
     assert (sound, code) == (0, 1)
-    assert "rank0/events.jsonl: 1 line is no JSON object" in said
+    assert "rank0/events.jsonl: 1 line is not a JSON object" in said
     assert "3 records were lost" in said
     assert "activities add up to 1.0 s, wall_seconds is 0.05 s" in said
 
@@ -439,7 +439,7 @@ def test_ranks_of_a_large_run_are_checked_in_several_processes(
 
     assert (code, said.splitlines()) == (
         1,
-        ["rank7/events.jsonl: 1 line is no JSON object", f"{run}: 1 fault"],
+        ["rank7/events.jsonl: 1 line is not a JSON object", f"{run}: 1 fault"],
     )
 
 

@@ -510,7 +510,7 @@ def test_a_summary_of_version_1_is_shown_under_the_keys_of_version_2(run_of_two:
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "is no JSON object"),
+        ("[]", "is not a JSON object"),
         ("{}", "schema is None"),
         ('{"schema": "otel_train.summary/9"}', "expected 'otel_train.summary/2'"),
         ("\x00\xff", "cannot be read"),

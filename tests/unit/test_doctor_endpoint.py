@@ -104,8 +104,8 @@ def answering(status: str, *headers: str, body: str = "") -> Callable[[socket.so
 @pytest.mark.parametrize(
     ("receiver", "environ", "said", "port"),
     [
-        (grpc_receiver, {}, "speaks gRPC, and is asked over HTTP/1", "4318"),
-        (http_receiver, GRPC, "speaks HTTP/1, and is asked over gRPC", "4317"),
+        (grpc_receiver, {}, "expects gRPC, and the request came over HTTP/1", "4318"),
+        (http_receiver, GRPC, "expects HTTP/1, and the request came over gRPC", "4317"),
     ],
     ids=["HTTP to a gRPC port", "gRPC to an HTTP port"],
 )
@@ -218,7 +218,7 @@ def test_a_login_page_of_a_proxy_and_a_proxy_that_is_none_are_named(monkeypatch:
         ("302", "redirects to http://login.example (302), which is not followed"),
         ("401", "refuses the token (401)"),
         ("404", "answers 404"),
-        ("close", "answers other requests over HTTP, and none of OTLP"),
+        ("close", "answers HTTP requests, but no OTLP request"),
     ],
 )
 def test_what_answers_otherwise_is_named(mode: str, said: str) -> None:
@@ -231,7 +231,8 @@ def test_what_answers_otherwise_is_named(mode: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"), [("endless", "200 with more than 65536 bytes"), ("trickle", "does not end it within")]
+    ("mode", "said"),
+    [("endless", "200 with more than 65536 bytes"), ("trickle", "does not complete it within")],
 )
 def test_an_answer_without_end_is_cut_off(mode: str, said: str) -> None:
     """The doctor does not wait with the server."""
@@ -260,7 +261,7 @@ def test_a_connection_that_is_closed_at_once_is_not_called_silent(
 def test_what_speaks_neither_is_named() -> None:
     """A mail server greets first."""
     with server(lambda sock: sock.sendall(b"220 mail.example ESMTP\r\n")) as there:
-        assert "something that is no HTTP" in problem(f"http://{there}").what
+        assert "something other than HTTP" in problem(f"http://{there}").what
 
 
 # --- certificates -----------------------------------------------------------------------------------
@@ -384,7 +385,7 @@ def test_tls_where_there_is_none_and_none_where_there_is(pems: Path, environ: di
     """One letter."""
     with secure(pems) as there, http_receiver() as http, grpc_receiver() as grpc:
         finding = problem(f"http://{there}", **environ)
-        assert finding.what == f"http://{there} speaks TLS, and is asked without it"
+        assert finding.what == f"http://{there} expects TLS, and the request came without it"
         assert "https://" in finding.remedy
         plain = problem(http.endpoint.replace("http", "https"), **environ)
         assert "does not speak TLS but HTTP without it" in plain.what

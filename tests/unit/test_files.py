@@ -324,7 +324,7 @@ def test_a_document_that_is_no_object_is_refused(run: Path, text: str) -> None:
     """Readers look up keys."""
     (run / "run.json").write_text(text)
 
-    with pytest.raises(RunDirectoryError, match=r"run.json is no JSON object"):
+    with pytest.raises(RunDirectoryError, match=r"run.json is not a JSON object"):
         read_json(run / "run.json")
 
 

@@ -216,7 +216,7 @@ def test_a_model_that_is_evaluated_and_of_which_a_copy_trains_is_said() -> None:
     [thing] = instrumentation_gaps(run, RankState())
 
     assert (thing["what"], thing["name"], thing["cause"]) == ("stage", "forward", "never_seen")
-    assert thing["reason"].startswith("forwards were seen outside training alone")
+    assert thing["reason"].startswith("forwards were seen outside training only")
 
 
 def test_a_loader_that_gives_no_batch_of_training_is_said() -> None:

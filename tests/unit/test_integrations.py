@@ -144,7 +144,7 @@ def test_settings_that_come_too_late_are_said(
         SharedSession().join(Holder(), {**quiet, "log_every_epochs": 3, "console_metrics": ["throughput"]})
 
     assert caplog.messages == [
-        "a session is open, and its own settings hold; not applied: log_every_epochs=3"
+        "a session is open already and keeps its settings; not applied: log_every_epochs=3"
     ]
 
 
@@ -234,7 +234,7 @@ def test_epochs_come_as_a_number_or_as_any_sequence(given: Any, epochs: set[int]
 @pytest.mark.parametrize("given", [0, [0], [1, -2], [True], ["1"], 1.5])
 def test_an_epoch_that_is_none_is_refused(given: Any) -> None:
     """They count from 1, where the Trainer's count from 0: a slip that would profile nothing."""
-    with pytest.raises(ConfigError, match=r"is no epoch\. They count from 1: for the first write"):
+    with pytest.raises(ConfigError, match=r"is not an epoch\. They count from 1: for the first write"):
         chosen(given)
 
 

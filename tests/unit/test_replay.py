@@ -311,7 +311,7 @@ def test_what_is_in_the_store_is_no_more_than_what_the_store_says(send: Cli, ver
     assert "2 wait in the spool: otel-train replay sends them" in waiting.err
     assert "--rejected sends them again" in rejected.err
     assert "rank 3: 1 of 1 are missing, between 2023-11-14 22:13:30 UTC" in missing.err
-    assert "--blocks DIR writes that for promtool" in missing.err
+    assert "--blocks DIR writes them for promtool" in missing.err
 
 
 @pytest.mark.parametrize("status", [302, 404, 503])

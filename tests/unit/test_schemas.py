@@ -200,4 +200,4 @@ def test_files_of_holes_are_neither_read_whole_nor_taken_for_torn_lines(run: Pat
 
     assert most_bytes < 1 << 20
     assert code == 1
-    assert "rank0/events.jsonl: 1 line is no JSON object" in out
+    assert "rank0/events.jsonl: 1 line is not a JSON object" in out

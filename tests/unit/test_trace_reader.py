@@ -183,7 +183,7 @@ def test_a_file_that_grows_without_bounds_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(reader, "EXPANSION", 10)
     monkeypatch.setattr(reader, "FREE_BYTES", 1 << 20)
 
-    with pytest.raises(TraceError, match="grow to more than"):
+    with pytest.raises(TraceError, match="unpack to more than"):
         read(path)
 
 

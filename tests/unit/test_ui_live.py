@@ -489,7 +489,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(
 @pytest.mark.parametrize(
     "case",
     [
-        "a-file: is no folder",
+        "a-file: is not a folder",
         "20260131-x7: there is no such folder; expected a folder of run directories, a run directory, or the id of a run below",
         f"--host={'a' * 64}: label too long",
         f"--host=192.0.2.1: {os.strerror(errno.EADDRNOTAVAIL)}. Give a name or an address of this machine",
