@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -111,6 +112,9 @@ _starting = free_in_forks(threading.RLock())
 
 _COULD_NOT_START = "instrument() could not start: %s. Training continues without instrumentation"
 
+_OUT_OF = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_RAISE_LIMITS = "; raise the limit of memory (ulimit -v, ulimit -d), threads (ulimit -u, pids.max) or open files (ulimit -n) that it has met"
+
 _sessions: list[Session] = []
 
 when_started: list[Callable[[Session | None], None]] = []
@@ -172,10 +176,20 @@ def instrument(
         except Exception as error:  # no fault of otel_train reaches the program
             if is_of_signal_handler(error):
                 raise
-            # Where no thread, descriptor or memory is left, the text says everything.
-            fault = None if isinstance(error, (OSError, RuntimeError, MemoryError)) else error
-            _log.warning(_COULD_NOT_START, error, exc_info=fault)
+            _log_no_start(error.with_traceback(None) if isinstance(error, MemoryError) else error)
             return _inert(config, loaders)
+
+
+def _log_no_start(error: Exception) -> None:
+    reason = str(error)
+    if isinstance(error, MemoryError):
+        reason = f"{reason or 'no memory is left'}{_RAISE_LIMITS}"
+    elif getattr(error, "errno", None) in _OUT_OF or "start new thread" in reason:
+        reason += _RAISE_LIMITS
+    # What the system refuses is no fault of the code.
+    fault = None if isinstance(error, (OSError, RuntimeError, MemoryError)) else error
+    with suppress(MemoryError):
+        _log.warning(_COULD_NOT_START, reason, exc_info=fault)
 
 
 def _refuse(others: Sequence[object]) -> None:

@@ -263,6 +263,16 @@ def signals_unblocked() -> AbstractContextManager[None]:
     return _signals_blocked(())
 
 
+class _Began(threading.Event):
+    """Ends the wait of ``Thread.start``, which has no end where a thread dies before it has begun, without memory."""
+
+    LONGEST_S = 10.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is set, for ``LONGEST_S`` at most."""
+        return super().wait(self.LONGEST_S if timeout is None else timeout)
+
+
 class DaemonThread(threading.Thread):
     """A thread that does not keep the interpreter, and to which no signal is delivered.
 
@@ -271,15 +281,21 @@ class DaemonThread(threading.Thread):
 
     _FAULTS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
 
+    def __init__(self, *args: Any, **how: Any) -> None:  # Any: of the base class
+        super().__init__(*args, **how)
+        self._started = _Began()
+
     def start(self) -> None:
         """Starts it.
 
         Raises:
-            RuntimeError: no thread can be started.
+            RuntimeError: no thread can be started, or it found no memory to begin with.
         """
         faults = {getattr(signal, name, None) for name in self._FAULTS}  # a thread causes those itself
         with _signals_blocked(signal.valid_signals() - faults):
             super().start()
+        if not self._started.is_set():
+            raise RuntimeError("can't start new thread: no memory is left for it")
 
 
 def daemon_thread(target: Callable[[], object], name: str) -> threading.Thread:

@@ -10,6 +10,7 @@ import os
 import sys
 import weakref
 from _thread import allocate_lock
+from contextlib import suppress
 from typing import Any
 
 LEAST_LEFT = 64
@@ -69,11 +70,11 @@ def require_descriptors(*, above: bool) -> None:
     Raises:
         OSError: they are not.
     """
-    try:
+    most = -1
+    with suppress(ImportError, OSError):  # a system without limits, or a sandbox that tells none
         import resource
-    except ImportError:  # a system without limits
-        return
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1 if above else 0]
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1 if above else 0]
     ends = os.pipe()
     for end in ends:
         os.close(end)
@@ -87,9 +88,10 @@ def raise_soft_limit() -> None:
     """Lets this process open more files than the program, whose limits it has inherited; for an agent."""
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _AGENT and soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_AGENT if hard < 0 else min(_AGENT, hard), hard))
+    with suppress(OSError):  # a sandbox refuses it: the agent works as far as the limit goes
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if 0 <= soft < _AGENT and soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_AGENT if hard < 0 else min(_AGENT, hard), hard))
 
 
 def unnamed_file() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import signal
 import socket
 import subprocess
@@ -473,6 +474,50 @@ def test_where_no_file_can_be_opened_training_goes_on(run: Run, left: int) -> No
         """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["trained", "True"]), done.stderr
+
+
+@pytest.mark.parametrize("limit", ["DATA", "AS"])
+def test_where_no_memory_is_left_training_goes_on_and_the_log_says_which_limit_to_raise(
+    run: Run, limit: str
+) -> None:
+    """A batch system limits it; the text of a ``MemoryError`` is empty, and that of the system a number."""
+    done = run(f"""
+        import resource
+        kind, before = resource.RLIMIT_{limit}, resource.getrlimit(resource.RLIMIT_{limit})
+        resource.setrlimit(kind, (1 << 20, before[1]))
+        session = start(model, {{"train": data}})
+        resource.setrlimit(kind, before)
+        train()
+        print("trained")
+        """)
+
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if "could not start: " in line]
+    assert "could not start: ." not in said
+    assert "ulimit -v" in said
+
+
+@pytest.mark.usefixtures("each_agent")
+def test_where_a_sandbox_tells_no_limits_everything_is_recorded(run: Run) -> None:
+    """A filter of system calls refuses prlimit(2) to the program and to its agent."""
+    if platform.machine() != "x86_64":
+        pytest.skip("numbers of system calls")
+    done = run("""
+        import ctypes, struct
+        rules = (0x20, 0, 0, 0), (0x15, 0, 1, 302), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)
+        text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+        program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(text))
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        assert not prctl(38, 1, 0, 0, 0)
+        assert not prctl(22, 2, program)
+        session = start(model, {"train": data})
+        train()
+        session.close()
+        print(session.summary()["steps"]["train"])
+        """)
+
+    assert (done.returncode, done.stdout) == (0, "10\n"), done.stderr
+    assert "Errno" not in done.stderr
 
 
 @pytest.mark.usefixtures("each_agent")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.safety import Guard, collection_deferred, sigchld_deferred
+from otel_train.safety import DaemonThread, Guard, collection_deferred, sigchld_deferred
 
 
 def fail_in(guard: Guard, fault: BaseException) -> None:
@@ -192,3 +192,18 @@ def test_what_imports_have_made_is_not_gone_through_and_what_the_program_has_fro
         assert gc.get_freeze_count()
     finally:
         gc.unfreeze()
+
+
+def test_a_thread_that_dies_before_it_begins_is_not_waited_for() -> None:
+    """It finds no memory for its first call, and then nothing says that it has begun; training would wait for ever."""
+
+    class Dies(DaemonThread):
+        def __init__(self) -> None:
+            super().__init__(target=print)
+            self._started.LONGEST_S = 0.05
+
+        def _bootstrap(self) -> None:
+            """Ends at once."""
+
+    with pytest.raises(RuntimeError, match="no memory is left for it"):
+        Dies().start()
