@@ -54,6 +54,9 @@ LEAST_WRITING_S = 0.02
 OPEN_S = 10.0
 """Longest that a call for the run directory waits for the agent to open it."""
 
+SILENT_S = 30.0
+"""After as long without a word of its agent a rank says so in the log, once."""
+
 ANSWER_S = 10.0
 """Longest that a thread which asks for a summary waits."""
 
@@ -121,6 +124,7 @@ class AgentClient:
         self.opened: Opened | None = None
         self._is_opened = threading.Event()  # or it will not be
         self._refusal, self._is_unawaited, self._interrupted = "", False, False
+        self._silence_logged = False
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._end_guard = Guard("trackers")
         try:
@@ -315,10 +319,11 @@ class AgentClient:
     def _serve_one(self) -> None:
         """Sends reports and executes requests until the connection closes or the session ends."""
         interval_s = self._config.tuned().poll_interval_s
-        turned_s = time.monotonic()
+        turned_s = began_s = time.monotonic()
         with suppress(EOFError):
             while not self._is_over:
                 now_s = time.monotonic()
+                self._log_silence(now_s - began_s)
                 pause_s = (
                     interval_s if self.components.capture_is_requested else self._reports.pause_s(interval_s)
                 )
@@ -333,6 +338,11 @@ class AgentClient:
                 self._receive(turned_s + pause_s - now_s)
             if self._state is State.ENDED:
                 self._await_last()
+
+    def _log_silence(self, waited_s: float) -> None:
+        if waited_s > SILENT_S and not (self._silence_logged or self._is_opened.is_set()):
+            self._silence_logged = True
+            self.connection.log_silence(waited_s)
 
     def _receive(self, timeout_s: float) -> None:
         """Handles the next message, if one comes in time. Only the service thread may receive.

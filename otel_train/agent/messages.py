@@ -296,6 +296,10 @@ class MessageChannel:
                 self._socket = after
                 before.close()
 
+    def opener(self) -> int:
+        """Returns the number of the process that has opened the other end, or its address."""
+        return _peer(self._socket)[0]
+
     def is_closed_elsewhere(self) -> bool:
         """Returns whether the program has closed the socket, with all descriptors that it does not know."""
         try:
@@ -474,5 +478,10 @@ class MessageChannel:
 
 def user_of(connection: socket.socket) -> int:
     """Returns the number of the user at the other end of a Unix socket."""
+    return _peer(connection)[1]
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
     text = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(text)[1])
+    pid, user, _ = _CREDENTIALS.unpack(text)
+    return pid, user

@@ -541,6 +541,17 @@ class AgentConnection:
             pass
         return bool(done)
 
+    def log_silence(self, waited_s: float) -> None:
+        """Logs that the agent does not answer, and what to look at."""
+        agent = f"agent (process {self.pid or 'not known'})"
+        if self._found and not self.pid:
+            agent = f"agent whose address process {self.channel.opener()} has opened"
+        _log.warning(
+            "The %s has not begun in %.0f s; nothing is exported until it does, training is not affected; see whether that "
+            "process is stopped, waits for a disk, or is none of otel_train: end it then",
+            agent, waited_s,
+        )  # fmt: skip
+
     def log_problem(self) -> None:
         """Logs once why an agent in a thread has ended."""
         if self.thread is not None and self.thread.problem and self._logged is not self.thread:

@@ -1465,6 +1465,37 @@ def test_another_users_socket_is_not_trusted_with_our_memory(begin: Begin, tmp_p
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
+def test_an_address_that_a_silent_process_has_taken_is_said(begin: Begin) -> None:
+    """Names of the abstract namespace have no owner: nothing is exported, and only the log can tell why."""
+    process = begin(
+        """
+        import logging, queue
+        from otel_train.agent import client, process as agent
+        client.SILENT_S = 0.2
+        listener = __import__("socket").socket(1)
+        known = agent._address
+        def taken(info, environ):
+            address = known(info, environ)
+            if listener.fileno() >= 0:
+                listener.bind(address)
+                listener.listen()
+            return address
+        agent._address = taken
+        said = queue.Queue()
+        logging.getLogger("otel_train").addFilter(lambda record: said.put(record.getMessage()) or True)
+        session = start()
+        say(os.getpid(), said.get(timeout=30))
+        listener.close()  # the rank goes on by itself
+        session.close()
+        """,
+        **place(0, 2),
+    )
+    pid, _, said = line(process).partition(" ")
+
+    assert f"The agent whose address process {pid} has opened has not begun in" in said
+    assert process.wait(timeout=60) == 0
+
+
 def test_a_client_that_says_nothing_does_not_keep_the_agent(begin: Begin, tmp_path: Path) -> None:
     """Any process of the user can connect: to be silent, to begin a message, or to send what is none."""
     process = begin(
