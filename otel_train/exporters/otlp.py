@@ -13,7 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.exporters.otlp_json import OtlpLines, records_in
-from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused, retry
+from otel_train.exporters.otlp_response import (
+    ACCEPTED,
+    LONGEST_ASKED_S,
+    ExportResponse,
+    ExportResult,
+    refused,
+    retry,
+)
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.spool import DEFAULT_MAX_BYTES, SpoolQueue
 from otel_train.safety import daemon_thread, free_in_forks
@@ -51,7 +58,7 @@ OUTAGE_S: Final = 60.0
 SUSPECT_AFTER: Final = 2
 """Server errors in a row to the same request after which the one behind it is tried, too."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_ASKED_S = 1.0, 60.0, 600.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 class Delivery(NamedTuple):

@@ -19,6 +19,9 @@ from otel_train.safety import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+LONGEST_ASKED_S: Final = 600.0
+"""Longest wait that a collector is granted."""
+
 UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): {}"
 _VERIFY_REASON: Final = re.compile(r"verify.failed: (.+?)(?= \(_ssl|: OK$|$)", re.IGNORECASE)
@@ -224,7 +227,7 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
     if 400 <= status < 500 and status not in _MENDABLE:  # noqa: PLR2004 - the client errors
         return refused(f"refuses a request ({status}{said})")
     wait_s = _retry_after_s(answer.headers)
-    asked = f", and asks to wait {wait_s:.0f} s" if wait_s is not None else ""
+    asked = f", and asks to wait {_waited(wait_s)}" if wait_s is not None else ""
     poison = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in _OVERLOADED
     phrase = responses.get(status, "no known status")
     return retry(f"answers {status} ({phrase}{said}){asked}", wait_s, poison=poison)
@@ -353,6 +356,15 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     until_s = _unix_s(text)
     now_s = _unix_s(headers.get("date", ""))
     return None if until_s is None else max(0.0, until_s - (time.time() if now_s is None else now_s))
+
+
+def _waited(asked_s: float) -> str:
+    most_s = f"{LONGEST_ASKED_S:.0f} s"
+    return (
+        f"{asked_s:.0f} s"
+        if asked_s <= LONGEST_ASKED_S
+        else f"more than {most_s}, of which {most_s} are waited"
+    )
 
 
 def _unix_s(date: str) -> float | None:

@@ -351,9 +351,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         self.connection.settimeout(_ANSWER_S)
-        host = self.headers.get("Host")
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) > 1:  # RFC 9112: what is in front of this server may have read the other one
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return False
         # No browser leaves it out.
-        if not self.server.local or host is None or is_known_host(host):
+        if not self.server.local or not hosts or is_known_host(hosts[0]):
             return True
         text = (
             "This endpoint listens on loopback, so it answers to localhost and to addresses only. "

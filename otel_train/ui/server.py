@@ -175,17 +175,17 @@ def _download(run: Path, rank: int | None, name: str) -> Response:
         descriptor = open_below(file.path)
     except OSError:
         return PlainTextResponse("There is no such file.\n", 404)
-    size = os.fstat(descriptor).st_size
+    size = os.fstat(descriptor).st_size  # not promised: the file may shrink meanwhile
     saved = re.sub(r"[^A-Za-z0-9._-]", "_", file.path.name)
     return StreamingResponse(
         _bytes(os.fdopen(descriptor, "rb"), size),
         media_type="application/octet-stream",
-        headers={"Content-Disposition": f'attachment; filename="{saved}"', "Content-Length": str(size)},
+        headers={"Content-Disposition": f'attachment; filename="{saved}"'},
     )
 
 
 def _bytes(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yields as many bytes as were promised; the file may grow while it is read."""
+    """Yields the bytes that a file had, or has left; it may grow and shrink while it is read."""
     with file:
         while size > 0 and (chunk := file.read(min(_CHUNK_BYTES, size))):
             size -= len(chunk)

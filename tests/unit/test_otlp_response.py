@@ -177,6 +177,14 @@ def test_how_long_to_wait_is_read_from_seconds_and_from_a_date(receiver: Receive
     assert asked(receiver.endpoint).retry_after_s is None
 
 
+@pytest.mark.parametrize(
+    ("asked_s", "said"), [("600", "600 s"), ("86400", "more than 600 s, of which 600 s are waited")]
+)
+def test_a_wait_that_is_not_granted_is_said_with_the_one_that_is(asked_s: str, said: str) -> None:
+    """A reader of the log would look for the next attempt tomorrow."""
+    assert read(503, b"", "", **{"retry-after": asked_s}).reason.endswith(f", and asks to wait {said}")
+
+
 @pytest.mark.parametrize("ahead_s", [-7200, 0, 7200])
 def test_a_date_to_wait_for_is_read_by_the_clock_of_the_collector(ahead_s: int) -> None:
     """One that is an hour ahead asks for 20 seconds, not for an hour; one that is behind asks for as long."""

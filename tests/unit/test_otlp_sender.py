@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from otel_train.exporters.otlp import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, OtlpExporter
+from otel_train.exporters.otlp import LONGEST_PAUSE_S, Backoff, OtlpExporter
 from otel_train.exporters.otlp_json import OtlpLines, metrics_line, spans_line
-from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, refused, retry
+from otel_train.exporters.otlp_response import ACCEPTED, LONGEST_ASKED_S, ExportResponse, refused, retry
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.snapshots import RESOURCE, snapshot, spans

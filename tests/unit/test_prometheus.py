@@ -379,6 +379,15 @@ def test_a_hostile_site_cannot_have_a_browser_read_or_arm_anything(
         assert b"OTEL_TRAIN_PROMETHEUS_ADDRESS" in said
 
 
+def test_a_request_with_two_names_of_a_host_is_refused(exporter: PrometheusExporter) -> None:
+    """RFC 9112. A proxy before it may have decided by the other one."""
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=10) as asking:
+        asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        status = asking.makefile("rb").readline()
+
+    assert status.split()[1] == b"400"
+
+
 def test_an_endpoint_that_is_open_to_a_network_answers_to_every_name() -> None:
     """Prometheus asks by the name of a service."""
     with serving("0.0.0.0") as exporter:

@@ -379,6 +379,14 @@ def test_a_file_of_the_run_can_be_downloaded(tmp_path: Path) -> None:
     assert page(tmp_path, file=CAPTURE).body == (run / CAPTURE).read_bytes()
 
 
+def test_a_file_that_shrinks_while_it_is_sent_is_sent_without_a_length(tmp_path: Path) -> None:
+    """Summaries are written anew; a browser would wait for what is no longer there."""
+    run = a_run(tmp_path)
+    (run / "report.html").write_text("long")
+
+    assert "content-length" not in page(tmp_path, file="report.html").headers
+
+
 def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
     """A page asks once a second."""
     a_run(tmp_path)
