@@ -15,11 +15,11 @@ from otel_train.accounting.nesting import (
     GRADIENTS,
     H2D,
     MAY_SPREAD,
+    OWN_WORK,
     SCALER,
     STAGE,
     TRAINS,
     UPDATES,
-    WHOLE,
     Lookahead,
     Nesting,
     NotKnownYetError,
@@ -151,7 +151,7 @@ class ThreadAccount(Nesting):
         if self.marks:
             return not self.computes
         both = bool(met & GRADIENTS) and bool(met & UPDATES)
-        return self.trains and not both and not met & (1 << FORWARD | 1 << DATA | 1 << WHOLE)
+        return self.trains and not both and not met & OWN_WORK
 
     @property
     def asks(self) -> bool:

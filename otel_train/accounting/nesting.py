@@ -50,6 +50,8 @@ COMPUTES_BY_KIND: Final = [COMPUTES >> kind & 1 for kind in range(16)]
 GRADIENTS: Final = 1 << BACKWARD | 1 << GRAD
 TRAINS: Final = GRADIENTS | UPDATES | 1 << SCALER
 """Kinds that only a thread that trains has."""
+OWN_WORK: Final = 1 << FORWARD | 1 << DATA | 1 << WHOLE
+"""Kinds that a thread has which runs more than parts of the steps of another."""
 MAY_SPREAD: Final = 1 << STAGE | UPDATES | 1 << SCALER
 """Kinds whose calls may lie in several batches: loaders are asked inside them, by the program or by closures and hooks."""
 _HIDDEN_IN: Final = [0] * 16

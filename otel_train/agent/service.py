@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.ma  # np.unique and np.median import it at their first call, which would be in the middle of a step
 
+from otel_train.accounting.nesting import OWN_WORK, TRAINS
 from otel_train.agent.coverage import CoverageReporter, instrumentation_gaps
 from otel_train.agent.messages import LOGGED_VALUES
 from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
@@ -34,6 +35,7 @@ from otel_train.console.text import duration
 from otel_train.datamodel import NS_PER_S, ExportBatch, system_clock
 from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import profile_of, sampling_rules
+from otel_train.recording.events import SOURCE_MASK, SOURCE_SHIFT
 from otel_train.resource import about_run, resource_attributes
 from otel_train.safety import Guard, daemon_thread
 from otel_train.trackers.metrics import EpochWindow
@@ -223,6 +225,8 @@ class ExportLoop:
             if thread.engine:
                 piece = self._piece(thread, thread.ring.capacity)
                 self._engine.append((piece.times, piece.codes))
+        if self._run.leading is None:  # the thread that trains first is to lead
+            waiting.sort(key=lambda each: self._trained_ns(*each))
         for thread, pending in waiting:
             for first in range(0, pending, SLICE_EDGES):
                 if self._is_abandoned():
@@ -235,6 +239,19 @@ class ExportLoop:
         # Of edges that may not be read yet, it is not known what they say of the time until now.
         behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
         self._run.check_stalls(now_ns, behind)
+
+    def _trained_ns(self, thread: SharedThread, pending: int) -> int:
+        """Returns when a thread trained first, of its edges that are to be read; when it wrote the first, if it has not.
+
+        Parts of steps of other threads come after those.
+        """
+        unread = thread.ring.peek(thread.ring.taken)
+        times, sources = unread.times[:pending], unread.codes[:pending] >> SOURCE_SHIFT & SOURCE_MASK
+        kinds = 1 << np.array([source.kind for source in self._rings.sources], dtype=np.int64)[sources]
+        trained = kinds & TRAINS > 0
+        if trained.any() and not (kinds & OWN_WORK).any():
+            return self._clock()
+        return int(times[trained.argmax()]) if len(times) else 0
 
     def _is_full(self) -> bool:
         return any(thread.ring.pending >= READ_EDGES for thread in self._rings.threads)

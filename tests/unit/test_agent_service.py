@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,25 @@ def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
     assert rig.counted() == 30
     assert rig.run.totals.phase_s("train") == pytest.approx(30 * 40e-6)
     rig.memory.close()
+
+
+def test_of_threads_that_are_read_in_one_turn_the_one_that_trained_first_leads(rig: Rig) -> None:
+    """The main thread's ring is the first: it led although its training began later."""
+    trained, read = threading.Event(), threading.Event()
+
+    def train() -> None:
+        rig.steps(12)
+        trained.set()
+        read.wait()
+
+    threading.Thread(target=train, name="first").start()
+    trained.wait()
+    rig.steps(12)
+    rig.loop.run_once()
+    read.set()
+
+    assert rig.run.leading is not None
+    assert rig.run.leading.name == "first"
 
 
 def test_more_than_a_slice_is_read_in_one_turn(rig: Rig) -> None:
