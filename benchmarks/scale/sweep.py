@@ -23,8 +23,8 @@ import psutil
 
 from benchmarks.machine import Machine, this_machine
 from otel_train.stack import local
-from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
+from tests.support.stack import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

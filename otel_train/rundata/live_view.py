@@ -116,21 +116,16 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
     steps, exact = _steps_so_far(timeline, summary)
     shown = slice(-STEPS_SHOWN, None)
     ended, own = timeline.ended_ns[shown], timeline.duration_ns[shown]
-    first = ended[0] - own[0] if len(ended) else 0
+    begun = ended - own
+    first = begun[0] if len(begun) else 0
     selves_s = dict(zip(timeline.stages, (timeline.selves_ns[shown] / NS_PER_S).T.tolist(), strict=True))
     return LiveProgress(
         steps=steps,
         exact=exact,
         open=postmortem["open"],
-        spans_s=list(
-            zip(
-                ((ended - own - first) / NS_PER_S).tolist(),
-                ((ended - first) / NS_PER_S).tolist(),
-                strict=True,
-            )
-        ),
+        spans_s=list(zip(*(((each - first) / NS_PER_S).tolist() for each in (begun, ended)), strict=True)),
         stages_s={name: selves_s[name] for name in in_order(selves_s) if any(selves_s[name])},
-        step_s=(timeline.duration_ns[shown] / NS_PER_S).tolist(),
+        step_s=(own / NS_PER_S).tolist(),
         last_edge_unix_s=postmortem["last_edge_unix_s"],
         quiet_s=postmortem["quiet_seconds"] or 0.0,
         since_step_s=flight.polled_unix_ns / NS_PER_S - timeline.unix_s(int(ended[-1]))

@@ -10,7 +10,6 @@ import shutil
 import socket
 import time
 import urllib.request
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -143,13 +142,6 @@ class Ports:
                 f"these ports of {HOST} are taken: {', '.join(taken)}. Stop the program that uses them, which may be a stack in "
                 f"containers, or choose another with --port, such as --port {taken[0].partition('=')[0]}=20000"
             )
-
-
-def free_ports() -> Ports:
-    """Returns ports that are free at the moment."""
-    with ExitStack() as opened:
-        sockets = {each.name: opened.enter_context(socket.create_server((HOST, 0))) for each in fields(Ports)}
-        return Ports(**{name: each.getsockname()[1] for name, each in sockets.items()})
 
 
 def _free(port: int) -> bool:

@@ -15,8 +15,7 @@ import yaml
 from benchmarks.scale.cli import main
 from otel_train.catalog import DURATION_BOUNDS
 from otel_train.exporters.openmetrics import PROMOTED
-from otel_train.stack.configuration import free_ports
-from tests.support.stack import ROOT, get, program, wait_for
+from tests.support.stack import ROOT, free_ports, get, program, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(200)]
 

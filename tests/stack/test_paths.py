@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from otel_train import catalog
-from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
-from tests.support.stack import ask, configured, environ_of, get, running, stack, value, wait_for
+from tests.support.stack import ask, configured, environ_of, free_ports, get, running, stack, value, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

@@ -15,9 +15,8 @@ import pytest
 
 from otel_train.cli.main import main
 from otel_train.stack import tls
-from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
-from tests.support.stack import ROOT, configured, get, value, wait_for
+from tests.support.stack import ROOT, configured, free_ports, get, value, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 

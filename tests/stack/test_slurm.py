@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from otel_train.stack.configuration import free_ports
-from tests.support.stack import ROOT, environ_of, program, running, stack, value, wait_for
+from tests.support.stack import ROOT, environ_of, free_ports, program, running, stack, value, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

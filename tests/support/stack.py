@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import pytest
 
 from otel_train.errors import StackError
 from otel_train.stack import local
-from otel_train.stack.configuration import free_ports
+from otel_train.stack.configuration import HOST, Ports
 from otel_train.stack.local import LocalStack
 from tests.support.http_server import http_server
 
@@ -43,6 +45,13 @@ AGE = re.compile(
     r"(?P<before>_age_seconds:min\[\w+\]\) > |timestamp\(train_heartbeat_time_seconds\)\) < )(?P<number>\d+)\b"
 )
 """A number of seconds that a rule compares an age with."""
+
+
+def free_ports() -> Ports:
+    """Ports that are free at the moment."""
+    with ExitStack() as opened:
+        sockets = {each.name: opened.enter_context(socket.create_server((HOST, 0))) for each in fields(Ports)}
+        return Ports(**{name: each.getsockname()[1] for name, each in sockets.items()})
 
 
 def hurry(text: str) -> str:

@@ -21,10 +21,10 @@ import yaml
 from otel_train.errors import ConfigError, StackError
 from otel_train.stack import configuration, local
 from otel_train.stack.compose import Compose
-from otel_train.stack.configuration import Ports, free_ports, write_alertmanager
+from otel_train.stack.configuration import Ports, write_alertmanager
 from otel_train.stack.local import LocalStack
 from tests.support.command_line import Cli
-from tests.support.stack import ROOT, SCALE, hurry
+from tests.support.stack import ROOT, SCALE, free_ports, hurry
 from tools.alerts_pages import ALERT_FILES, rules
 
 PRETENDER = f"""\

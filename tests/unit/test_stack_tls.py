@@ -22,8 +22,8 @@ from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.stack import configuration, local, tls
 from otel_train.stack.compose import Compose
-from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import ORDER, LocalStack
+from tests.support.stack import free_ports
 
 SECRET = re.compile(r"PRIVATE KEY|(?i:password|token|secret)\s*[:=]\s*[\"']?[A-Za-z0-9_-]{8,}")
 """A key, or a value where a reference to a file or to a variable should be."""
