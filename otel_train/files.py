@@ -242,7 +242,8 @@ def make_folder(path: Path) -> None:
         path.mkdir(mode=FOLDER_MODE)
     except FileExistsError:
         return
-    path.chmod(FOLDER_MODE)  # a umask may take from its owner the right to enter it
+    with suppress(OSError):  # a file system without modes, as of a bucket, refuses it
+        path.chmod(FOLDER_MODE)  # a umask may take from its owner the right to enter it
 
 
 def check_run_folder(run: Path, rank: Path) -> None:

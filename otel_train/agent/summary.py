@@ -253,9 +253,10 @@ def _step_durations(totals: Totals) -> list[dict[str, Any]]:
 
 
 def _processors() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
+    try:
         return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    except (AttributeError, OSError):  # a system without it, or a sandbox that refuses it
+        return os.cpu_count()
 
 
 def _cost(service: AgentService) -> tuple[float, float, int, int]:

@@ -271,8 +271,8 @@ def in_processes(work: Callable[[Item], Document], ranks: Collection[Item]) -> l
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends without a word at Ctrl-C
         end_too()
 
-    number = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     try:
+        number = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
         with ProcessPoolExecutor(number, get_context("fork"), begin) as pool:
             return list(pool.map(work, ranks))
     except (OSError, RuntimeError):

@@ -498,26 +498,30 @@ def test_where_no_memory_is_left_training_goes_on_and_the_log_says_which_limit_t
 
 
 @pytest.mark.usefixtures("each_agent")
-def test_where_a_sandbox_tells_no_limits_everything_is_recorded(run: Run) -> None:
-    """A filter of system calls refuses prlimit(2) to the program and to its agent."""
+@pytest.mark.parametrize("number", [302, 204, 90], ids=["prlimit", "sched_getaffinity", "chmod"])
+def test_where_a_sandbox_or_a_file_system_refuses_a_call_everything_is_recorded(
+    run: Run, number: int
+) -> None:
+    """A filter of system calls refuses limits and processors to the program and to its agent; a mounted bucket, modes."""
     if platform.machine() != "x86_64":
         pytest.skip("numbers of system calls")
-    done = run("""
+    done = run(f"""
         import ctypes, struct
-        rules = (0x20, 0, 0, 0), (0x15, 0, 1, 302), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)
+        rules = (0x20, 0, 0, 0), (0x15, 0, 1, {number}), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)
         text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
         program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(text))
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         assert not prctl(38, 1, 0, 0, 0)
         assert not prctl(22, 2, program)
-        session = start(model, {"train": data})
+        session = start(model, {{"train": data}})
         train()
         session.close()
-        print(session.summary()["steps"]["train"])
+        print(session.summary()["steps"]["train"], session.run_directory is not None)
         """)
 
-    assert (done.returncode, done.stdout) == (0, "10\n"), done.stderr
-    assert "Errno" not in done.stderr
+    assert (done.returncode, done.stdout) == (0, "10 True\n"), done.stderr
+    assert "rrno" not in done.stderr
+    assert "not permitted" not in done.stderr
 
 
 @pytest.mark.usefixtures("each_agent")
