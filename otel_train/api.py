@@ -306,7 +306,7 @@ def begin(name: str) -> Token:
         The token of this one run of it.
 
     Raises:
-        ConfigError: it is no name.
+        ConfigError: it is not a name.
     """
     timers = active_session.timers
     return Token(name) if timers is None else timers.begin(name)
@@ -316,7 +316,7 @@ def end(token: Token) -> None:
     """Ends the operation that ``begin`` started. A token that has ended, or is of another session, is logged and ignored.
 
     Raises:
-        ConfigError: it is no token.
+        ConfigError: it is not a token.
     """
     timers = active_session.timers
     if timers is not None:
@@ -334,7 +334,7 @@ def step(*, start: int | None = None) -> None:
     In a run with marked steps, only the marks count as steps.
 
     Raises:
-        ConfigError: ``start`` is no whole number from 0 on.
+        ConfigError: ``start`` is not a whole number from 0 on.
     """
     hand = active_session.stages
     if hand is not None:
@@ -352,11 +352,11 @@ def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
 
     Where epochs are marked they are counted by the marks and by nothing else; without marks an epoch is a pass of
     the training loader. One ends when the next begins, at the end of its block, or at ``end()`` of what this
-    returns. What a block that raises has done is no epoch.
+    returns. A block that raises is not counted as an epoch.
 
     Args:
-        of: number of the epoch that begins here, as metrics show it; None to go on counting, from 1; or
-            what the loop goes over, an epoch an item.
+        of: number of the epoch that begins here, as metrics show it; None to continue counting, from 1; or
+            what the loop iterates, one item per epoch.
 
     Raises:
         ConfigError: it is neither.
@@ -410,7 +410,7 @@ def event(
     """Records an event with attributes: ``event("curriculum", stage=2)`` or ``event("curriculum", {"data.stage": 2})``.
 
     Raises:
-        ConfigError: ``name`` is no name, or an attribute has none.
+        ConfigError: ``name`` or the name of an attribute is not a name.
     """
     session = current()
     if session is not None:

@@ -201,9 +201,9 @@ class Session:
     ) -> Handle:
         """Registers callbacks before and after each call of a stage, on the calling thread.
 
-        (From a thread that runs no stages: on the thread that started the session.) What it takes is not part of
-        the stage. One that fails is said once, counted, and off after three times.
-        A stage inside itself, or what backward calls again, is no run of its own. Without any this costs nothing.
+        (From a thread that runs no stages: on the thread that started the session.) Their time is not part of
+        the stage. A callback that fails is logged once, counted, and switched off after three failures.
+        A stage inside itself, and a forward that backward repeats, are not runs of their own. Without callbacks this costs nothing.
 
         Args:
             stage: ``data``, ``h2d``, ``forward``, ``backward``, ``optimizer``, ``checkpoint``, or a user-defined one.
@@ -246,7 +246,7 @@ class Session:
         return self._service.summary(self._exit_hook.state)
 
     def reset_window(self) -> None:
-        """Lets ``summary()`` start from now. Metrics and ``summary.json`` go on from the start."""
+        """Lets ``summary()`` start from now. Metrics and ``summary.json`` still count from the start."""
         if os.getpid() == self._pid:
             self._service.reset_window()
 
@@ -260,10 +260,10 @@ class Session:
         """Exports the remaining data and removes all instrumentation: hooks, patches, threads, sockets, files.
 
         Args:
-            state: how the run ended; found out when empty.
+            state: how the run ended; determined when empty.
 
         Raises:
-            ConfigError: there is no such end.
+            ConfigError: ``state`` is not an end state.
         """
         one_of("close({})", state, ("", *ENDS))
         if self.closed or os.getpid() != self._pid:

@@ -37,7 +37,7 @@ examples:
 _ROWS, _VALUE, _RATIO, _INTERVAL = 14, 10, 9, 18
 _POINT = 0.01
 _NO_LIMIT = 1.0
-"""Twice as long is no limit but a slip of the pen: 5 for 5 %."""
+"""A limit of twice as long is a typing error: 5 for 5 %."""
 _STYLES = {"slower": "red", "faster": "green"}
 
 

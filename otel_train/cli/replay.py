@@ -97,7 +97,7 @@ _WHY: Final = {
     "replay --blocks DIR writes them for promtool), or they are in the queue of a Collector, or were never sent (otel-train "
     "replay --all)",
     WAITS: "wait in the spool: otel-train replay sends them",
-    REJECTED: "were refused and lie in spool/rejected/: otel-train replay --rejected sends them again",
+    REJECTED: "were refused and are in spool/rejected/: otel-train replay --rejected sends them again",
 }
 
 
@@ -315,7 +315,7 @@ def _say(directory: Path, counts: RequestCounts, *, verb: str) -> None:
     for reason, number in counts.rejected_because.most_common():
         complain(f"{number} rejected: the collector {reason}.")
     if earlier := ", ".join(map(str, _rejected_files(directory))):
-        complain(f"Rejected requests lie in {earlier}, each with its reason. --rejected sends them again.")
+        complain(f"Rejected requests are in {earlier}, each with its reason. --rejected sends them again.")
     if counts.old:
         complain(
             f"{counts.old} of metrics are older than 24 h, which a store may refuse behind a Collector: "

@@ -39,7 +39,7 @@ Artifacts: each file listed in profiler_summary.json exists, can be read, and it
 Run directory: each file of each rank is whole, no records were lost, and the values of summary.json agree:
 activities add up to the wall time, stages of a phase to its activities, steps to their phase; self time is at most
 inclusive time; rate times time is the count; the share of a finding is its seconds of the time it is about.
-A file that is absent for a known reason, such as op_stats.csv without a capture, is no fault.
+A file that is absent for a known reason, such as op_stats.csv without a capture, is not a fault.
 
 examples:
   otel-train validate runs/20260131-x7

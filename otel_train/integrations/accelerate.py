@@ -48,7 +48,7 @@ class OtelTrainTracker(_Tracker):
         self._shared.join()
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """Does nothing: the program's configuration is no metric."""
+        """Does nothing: the program's configuration is not a metric."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
         """Logs numbers, and tensors of one element, which are read later."""

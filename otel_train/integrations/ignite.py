@@ -28,7 +28,7 @@ class OtelTrainHandler:
         self._shared = CallbackSession("the ignite handler", settings)
 
     def attach(self, engine: Any) -> None:
-        """Observes every run of ``engine``: pass the trainer, not evaluators. A ConfigError if it is no engine."""
+        """Observes every run of ``engine``: pass the trainer, not evaluators. A ConfigError if it is not an engine."""
         if not hasattr(engine, "add_event_handler"):
             raise wrong_argument(f"attach({shown(engine)})", "an Engine of Ignite", "Pass the trainer")
         # Ignite calls a handler with the engine if its signature takes it, else without.
