@@ -236,7 +236,8 @@ _OWN = ("torch", "otel_train")
 _GENERIC = frozenset(
     {
         "self", "loader", "data_loader", "dataloader", "dl", "iterable", "iterator", "it", "data", "batches",
-        "sequence", "seq", "obj", "x", "value", "item", "args", "loaders", "dataloaders", "data_loaders",
+        "sequence", "seq", "obj", "x", "value", "item", "args", "loaders", "dataloaders", "data_loaders", "f",
+        "pipeline",
     }
 )  # fmt: skip
 """Names that any loader may have: a name used further out is preferred."""
@@ -277,7 +278,7 @@ def call_site_of(loader: Any) -> CallSite:  # Any: the user's loader
             role = role_of(variables.get("self"), held, alone=search.nearest is None)
             if role:
                 return CallSite(role, ("role", role))
-            held += _passing_on(frame, variables, held)
+            held += _passing_on(variables, held)
     return search.place()
 
 
@@ -382,7 +383,7 @@ def _position(frame: FrameType) -> tuple[Hashable, ...]:
 
 
 def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
-    """Returns whether a function only forwards a loader, as a decorator does in ``args``."""
+    """Returns whether a loader is in a collection among these, as in the ``args`` of a decorator."""
     for value in list(variables.values())[:_MOST_NAMES]:
         entries = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
         if len(entries) <= _MOST_KEYS and any(_is_any(each, held) for each in entries):
@@ -390,13 +391,14 @@ def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
     return False
 
 
-def _passing_on(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> list[Any]:
-    """Returns the loader whose ``__iter__`` runs in this frame, if it wraps ours."""
+def _passing_on(variables: Mapping[str, Any], held: Sequence[Any]) -> list[Any]:
+    """Returns the object whose method runs in this frame, if it can be iterated and has ours: it wraps it."""
     mine = variables.get("self")
     attributes = getattr(mine, "__dict__", {})
-    if frame.f_code.co_name != "__iter__" or not any(_is_any(value, held) for value in attributes.values()):
+    if not hasattr(type(mine), "__iter__") or _is_any(mine, held):
         return []
-    return [] if _is_any(mine, held) else [mine]
+    has_it = any(_is_any(value, held) for value in attributes.values()) or _carries(attributes, held)
+    return [mine] if has_it else []
 
 
 def _is_any(value: Any, held: Sequence[Any]) -> bool:
