@@ -247,7 +247,9 @@ class ExportLoop:
         """
         unread = thread.ring.peek(thread.ring.taken)
         times, sources = unread.times[:pending], unread.codes[:pending] >> SOURCE_SHIFT & SOURCE_MASK
-        kinds = 1 << np.array([source.kind for source in self._rings.sources], dtype=np.int64)[sources]
+        # One more for sources whose name is not known yet.
+        masks = np.array([*(1 << source.kind for source in self._rings.sources), 0], dtype=np.int64)
+        kinds = masks[np.minimum(sources, len(masks) - 1)]
         trained = kinds & TRAINS > 0
         if trained.any() and not (kinds & OWN_WORK).any():
             return self._clock()
