@@ -362,9 +362,6 @@ def test_bytes_per_batch_are_found(tmp_path: Path) -> None:
     """12 bytes of features and 8 of a label, twice."""
     _, session = run(DataLoader(Rows(4), batch_size=2), tmp_path)
 
-    assert inside(session).service.watch.facts()["rows"].batch_bytes == {
-        "sampled": 1,
-        "min": 40,
-        "avg": 40,
-        "max": 40,
-    }
+    found = {**(inside(session).service.watch.facts()["rows"].batch_bytes or {})}
+    assert found.pop("sampled") in (1, 2)  # the second where the service thread has asked for one meanwhile
+    assert found == {"min": 40, "avg": 40, "max": 40}
