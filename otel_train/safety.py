@@ -75,13 +75,17 @@ class Guard:
     Args:
         part: what is guarded, as it will read in the log: ``"prometheus export"``.
         limit: faults to put up with before switching the part off.
+        consequence: of a fault, and its remedy, for the log.
     """
 
-    __slots__ = ("faults", "limit", "part")
+    __slots__ = ("consequence", "faults", "limit", "part")
 
-    def __init__(self, part: str, *, limit: int = 3) -> None:
+    def __init__(
+        self, part: str, *, limit: int = 3, consequence: str = "training goes on without it"
+    ) -> None:
         self.part = part
         self.limit = limit
+        self.consequence = consequence
         self.faults = 0
 
     @property
@@ -100,9 +104,9 @@ class Guard:
             return False
         self.faults += 1
         if self.faults == 1 and isinstance(fault, OSError) and fault.errno:  # its text says everything
-            log.warning("%s failed: %s; training goes on without it", self.part, fault)
+            log.warning("%s failed: %s; %s", self.part, fault, self.consequence)
         elif self.faults == 1:
-            log.warning("%s failed; training goes on without it", self.part, exc_info=fault)
+            log.warning("%s failed; %s", self.part, self.consequence, exc_info=fault)
         if self.faults == self.limit:
             log.error("%s failed %d times and is now off", self.part, self.faults)
         return True

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 _COPY_EVERY_S = 1.0
 _UNLIMITED = 1 << 62
 _TRIES = 16
+_NOT_COPIED = (
+    "until it can be written, which is tried every second, live progress and the last steps of a killed run are missing: "
+    "free space for the run directory, or let this user write there; training is not affected"
+)
 
 
 class SharedRing(RingReader):
@@ -108,7 +112,8 @@ class SharedRings:
         self._copy = FlightCopy(copy, self._memory) if copy is not None else None
         self._disk = disk or DiskQueue()
         self._copied_s = 0.0
-        self.guard = Guard("flight file", limit=sys.maxsize)  # a full disk may accept writes again
+        # A full disk may accept writes again.
+        self.guard = Guard("flight file", limit=sys.maxsize, consequence=_NOT_COPIED)
         self.device_ring = DeviceRingReader(self._memory.device_ring)
         self._limited = True
         self._limiting = threading.Lock()
@@ -272,9 +277,8 @@ class FlightCopy:
         """
         if self._file >= 0 and not os.fstat(self._file).st_nlink:
             self.close()  # the file was removed while the run goes on
-            make_folder(self._path.parent)
         if self._file < 0:
-            self._file = open_to_write(self._path)
+            self._file = self._opened()
             self._saved.clear()
             self._names = b""
             os.ftruncate(self._file, 0)
@@ -305,6 +309,13 @@ class FlightCopy:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _opened(self) -> int:
+        for _ in range(_TRIES):  # what removes a run directory may remove the folder between the two
+            with suppress(FileNotFoundError):
+                make_folder(self._path.parent)
+                return open_to_write(self._path)
+        return open_to_write(self._path)
 
     def _save_ring(self, slot: int, released: int, written: int, *, used: bool) -> None:
         offset, size = self._memory.place(slot)

@@ -14,6 +14,7 @@ import pytest
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.datamodel import Anchor
 from otel_train.errors import RunDirectoryError
+from otel_train.exporters.background_queue import DiskQueue
 from otel_train.files import file_system
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import flight_in, read_flight
@@ -142,7 +143,9 @@ def test_a_long_thread_name_is_cut(tmp_path: Path) -> None:
     memory.close()
 
 
-def test_a_disk_that_was_full_gets_all_of_the_last_steps_once_it_accepts_writes(small_disk: Path) -> None:
+def test_a_disk_that_was_full_gets_all_of_the_last_steps_once_it_accepts_writes(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Readers take the heartbeat from that file: the run would be silent for them, and its last steps old ones."""
     memory, clock = PrivateMemory(1 << 12, ANCHOR), FakeClock(100)
     recorder = Recorder(memory, clock=clock)
@@ -158,6 +161,11 @@ def test_a_disk_that_was_full_gets_all_of_the_last_steps_once_it_accepts_writes(
         if number % 100 == 0:
             rings.copy_now(number)
     assert rings.guard.faults == 10
+    [line] = caplog.messages
+    assert (
+        "No space left on device; until it can be written, which is tried every second, live progress" in line
+    )
+    assert "are missing: free space for the run directory, or " in line
 
     fill.unlink()
     rings.copy_now(7_000)
@@ -183,6 +191,35 @@ def test_a_flight_file_that_was_removed_is_written_again_as_a_whole(tmp_path: Pa
     rings.copy_now(7_000)
 
     assert read_flight(path).threads[0].codes.tolist() == [1, 2]
+    assert rings.guard.faults == 0
+    rings.close()
+
+
+def test_a_run_directory_that_is_removed_again_and_again_is_no_fault(tmp_path: Path) -> None:
+    """The log said that training goes on without the flight file, which the next second had made again."""
+    memory = PrivateMemory(1 << 12, ANCHOR)
+    recorder = Recorder(memory, clock=FakeClock(100))
+    path = tmp_path / "run" / "rank0" / "flight.bin"
+    disk = DiskQueue()
+    rings = SharedRings(memory.map, path, disk)
+    over = threading.Event()
+
+    def remove() -> None:
+        while not over.is_set():
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    cleaner = threading.Thread(target=remove)
+    cleaner.start()
+    for number in range(1, 301):
+        recorder.edge(number)
+        rings.copy_now(number)
+    over.set()
+    cleaner.join()
+    assert disk.written(60.0)
+    rings.copy_now(301)
+    assert disk.written(60.0)
+
+    assert read_flight(path).threads[0].codes.tolist() == list(range(1, 301))
     assert rings.guard.faults == 0
     rings.close()
 
