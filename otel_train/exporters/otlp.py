@@ -49,6 +49,14 @@ _LAST_TRY_S: Final = 0.5
 _SLOW_S: Final = 1.0
 """An answer that takes longer may not come: the run summary says that requests wait."""
 
+_LOOK_UP_S: Final = 10.0
+"""What the look-up of a name may add to two requests, of which each is limited, before the log says that it hangs."""
+
+_UNRESOLVED: Final = (
+    "has been asked for {:.0f} s, longer than a request may take: its name does not resolve yet; correct the host name, "
+    "or the resolver of this machine"
+)
+
 _BUSY_S: Final = 1.0
 """Until the next look at a queue that another process is sending from."""
 
@@ -250,6 +258,9 @@ class OtlpExporter:
         if since_s is not None and self._monotonic_s() - since_s > OUTAGE_S:
             self.count(signal, records_in(line), "export_failed")
         lane.queue.append(line)
+        asked_s = self._monotonic_s() - lane.asking_since_s
+        if asked_s > 2 * self._timeout_s + _LOOK_UP_S:
+            self._log_lines.lost(_UNRESOLVED.format(asked_s), signal)
         with self._changed:
             lane.pending = True
             self._changed.notify()
@@ -291,8 +302,8 @@ class OtlpExporter:
                 if lane.failing_since_s is None:  # once: it is tried again and again
                     _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
                 delivery = Delivery(retry(f"was not asked ({type(error).__name__})"))
-            self._record(lane, delivery)
             lane.asking_since_s = math.inf
+            self._record(lane, delivery)
 
     def _next(self) -> _SignalQueue | None:
         with self._changed:

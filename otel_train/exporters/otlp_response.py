@@ -53,10 +53,12 @@ _OTHER_NAME: Final = (
 
 _NO_FILE: Final = "is not asked: the file of a certificate or key {}; correct OTEL_EXPORTER_OTLP_CERTIFICATE and CLIENT_CERTIFICATE"
 
-_PROXY_LOGIN: Final = "is behind a proxy that asks for a login (407): set HTTP_PROXY and HTTPS_PROXY to http://user:password@host:port"
+_NO_GRPC: Final = "does not speak gRPC: name its port for gRPC, usually 4317, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
+
+PROXY_LOGIN: Final = "is behind a proxy that asks for a login (407): set HTTP_PROXY and HTTPS_PROXY to http://user:password@host:port"
 
 _REASONS: Final = {
-    "tunnel connection failed: 407": _PROXY_LOGIN,
+    "tunnel connection failed: 407": PROXY_LOGIN,
     "hostname verification": _OTHER_NAME,
     "unauthenticated": UNAUTHORIZED.format("UNAUTHENTICATED"),
     "permission_denied": UNAUTHORIZED.format("PERMISSION_DENIED"),
@@ -81,6 +83,7 @@ _REASONS: Final = {
     **dict.fromkeys(
         _CLOSED, f"closes connections: it may want TLS, https:// in place of http:// {_ENDPOINT}"
     ),
+    **dict.fromkeys(("parsing http/2", "http1.x"), _NO_GRPC),
     "refused": "refuses connections",
     **dict.fromkeys(_NO_NAME, "has a name that cannot be resolved"),
     **dict.fromkeys(("timed out", "timeout", "deadline"), "does not answer"),
@@ -136,7 +139,7 @@ _OVERLOADED: Final = frozenset({429, 502, 503, 504})
 _STATUS_REASONS: Final = {
     404: "answers 404: nothing takes OTLP at this path; 4318 is the usual port for OTLP over HTTP, and "
     "OTEL_EXPORTER_OTLP_ENDPOINT names it without a path",
-    407: _PROXY_LOGIN,
+    407: PROXY_LOGIN,
     415: "does not take this encoding (415): set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or to http/json; or "
     "OTEL_EXPORTER_OTLP_COMPRESSION=none",
 }

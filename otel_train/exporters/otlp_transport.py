@@ -29,6 +29,7 @@ from otel_train.exporters.otlp_response import (
     JSON,
     MOST_ANSWER_BYTES,
     PROTOBUF,
+    PROXY_LOGIN,
     ExportResponse,
     HttpResponse,
     first_line,
@@ -108,7 +109,23 @@ def _unreadable(line: bytes, signal: str) -> str:
     return f"is not asked: the line is no OTLP request of {signal}, which has a list {key}"
 
 
-_THROUGH: Final = "; it is asked through the proxy {}:{} (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
+_OF_THE_PROXY: Final = (
+    "refuses connections",
+    "has a name that cannot be resolved",
+    "does not accept requests (OSError: Tunnel",
+)
+"""How reasons begin that are about a proxy wherever there is one: it alone is connected to."""
+
+
+def _through(proxy: str, reason: str) -> str:
+    """Returns a reason that names the proxy first: what it does is not the collector's."""
+    if not proxy or reason == PROXY_LOGIN:
+        return reason
+    if reason.startswith(_OF_THE_PROXY):
+        remedy = "correct HTTP_PROXY or HTTPS_PROXY, or name the collector's host in NO_PROXY"
+        return f"is asked through the proxy {proxy}, which {reason}: {remedy}"
+    return f"is asked through the proxy {proxy} (HTTP_PROXY, HTTPS_PROXY, NO_PROXY) and {reason}"
+
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -355,8 +372,8 @@ class HttpClient:
             answer = self._exchange("POST", timeout_s, body=body, content_type=content_type)
             return read_http(answer, self._signal, tls=self._target.tls)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            through = self._failed()
-            return retry(why(f"{type(error).__name__}: {error}", tls=self._target.tls) + through)
+            proxy = self._failed()
+            return retry(_through(proxy, why(f"{type(error).__name__}: {error}", tls=self._target.tls)))
 
     def get(self, query: str, timeout_s: float) -> HttpResponse:
         """Gets the URL with this query, with the time limit of ``post``. An OSError has the reason of a failure."""
@@ -386,13 +403,13 @@ class HttpClient:
         connection.close()
 
     def _failed(self) -> str:
-        """Forgets the connection; returns the rest of a sentence that names the proxy, if there is one."""
+        """Forgets the connection; returns host and port of the proxy, "" without one."""
         self.close()
         self._context = None  # its certificates may have been replaced
         route = self._route
         if route is None or not (route.forwarded or route.tunnel):
             return ""
-        return _THROUGH.format(*route.end)
+        return "{}:{}".format(*route.end)
 
     def _exchange(
         self, method: str, timeout_s: float, *, query: str = "", body: bytes = b"", content_type: str = ""
@@ -500,7 +517,7 @@ class GrpcClient:
         _import_quietly()
         self._target = target
         self._signal = signal
-        self._through = ""
+        self._proxy = ""
         self._channel: Any = None  # Any: grpc has no types
         self._closed = False
 
@@ -526,7 +543,7 @@ class GrpcClient:
                 self._drop()  # a new channel connects at once, the old one in its own time
             wait_s = _wait_s(error.trailing_metadata())
             answer = read_grpc(code.name, error.details() or "", wait_s, tls=self._target.tls)
-            return answer._replace(reason=answer.reason + self._through * (code.name in _UNREACHED))
+            return answer._replace(reason=_through(self._proxy * (code.name in _UNREACHED), answer.reason))
         except ValueError as error:  # the channel was closed meanwhile
             self._drop()
             return retry(f"cannot be called ({error})")
@@ -553,7 +570,7 @@ class GrpcClient:
         target = self._target
         address = urlsplit(target.url).netloc.rpartition("@")[2] if "://" in target.url else target.url
         compression = grpc.Compression.Gzip if target.compression else grpc.Compression.NoCompression
-        more, self._through = _proxy_for(address)
+        more, self._proxy = _proxy_for(address)
         options = (*_OPTIONS, *more)
         if not target.tls:
             return grpc.insecure_channel(address, options=options, compression=compression)
@@ -566,7 +583,7 @@ class GrpcClient:
 
 
 def _proxy_for(address: str) -> tuple[tuple[tuple[str, Any], ...], str]:
-    """Returns the options and the name of the proxy that HTTP would use: by itself gRPC reads variables in lower case alone."""
+    """Returns the options and the place of the proxy that HTTP would use: by itself gRPC reads variables in lower case alone."""
     place = urlsplit(f"//{address}")
     try:
         via = proxy_of(GRPC_PROXIES, place.hostname or "", place.port or _PORTS["https"])
@@ -574,7 +591,7 @@ def _proxy_for(address: str) -> tuple[tuple[tuple[str, Any], ...], str]:
         return (), ""
     if via is None:
         return (("grpc.enable_http_proxy", 0),), ""
-    return (("grpc.http_proxy", via.geturl()),), _THROUGH.format(via.hostname, via.port or _PORTS["http"])
+    return (("grpc.http_proxy", via.geturl()),), f"{via.hostname}:{via.port or _PORTS['http']}"
 
 
 def _import_quietly() -> None:

@@ -509,6 +509,16 @@ def test_a_proxy_that_asks_for_a_login_is_not_taken_for_the_collector(
     )
 
 
+def test_a_port_for_http_that_is_asked_over_grpc_is_said_with_the_usual_port(receiver: Received) -> None:
+    """The two ports of a collector are taken for each other: the log repeated what the C library says, with no remedy."""
+    answer = asked(receiver.endpoint, "grpc")
+
+    assert answer.result is RETRY
+    assert answer.reason == (
+        "does not speak gRPC: name its port for gRPC, usually 4317, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
+    )
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http/json"])
 def test_a_proxy_that_cannot_be_reached_is_named_and_hosts_without_it_are_asked_directly(
     monkeypatch: pytest.MonkeyPatch, protocol: str
@@ -519,9 +529,9 @@ def test_a_proxy_that_cannot_be_reached_is_named_and_hosts_without_it_are_asked_
     monkeypatch.setenv("NO_PROXY", "127.0.0.2")
     proxied, direct = (asked(f"http://127.0.0.{host}:1", protocol).reason for host in (1, 2))
 
-    assert (
-        proxied
-        == "refuses connections; it is asked through the proxy 127.0.0.1:9 (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
+    assert proxied == (
+        "is asked through the proxy 127.0.0.1:9, which refuses connections: "
+        "correct HTTP_PROXY or HTTPS_PROXY, or name the collector's host in NO_PROXY"
     )
     assert direct == "refuses connections"
 

@@ -124,6 +124,21 @@ def test_a_request_that_gets_no_answer_is_said_to_wait(make: Make) -> None:
     until(lambda: not sender.failing)
 
 
+def test_a_resolver_that_hangs_is_said_while_it_hangs(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A look-up cannot be limited: nothing was logged for the two minutes and a half until it failed."""
+    clock = Time()
+    sender, _ = sending(make, monotonic_s=clock)
+    for seconds in (19.0, 31.0, 120.0):
+        clock.now_s = seconds
+        sender.put("metrics", metrics())
+
+    [line] = caplog.messages
+    assert line.startswith(
+        "OTLP: http://collector:4318 has been asked for 31 s, longer than a request may take: its name does not resolve yet; "
+        "correct the host name, or the resolver of this machine; requests wait in "
+    )
+
+
 def test_what_is_put_is_on_disk_before_it_is_sent(make: Make, tmp_path: Path) -> None:
     """SIGKILL in the middle of a request must lose nothing."""
     sender, _ = sending(make, metrics(1))
