@@ -150,8 +150,13 @@ def flight_in(before: bytes, data: bytes) -> Flight:
 
 
 def _header(data: bytes) -> Header:
-    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
-        raise ValueError(f"not a flight file of this version (expected {MAGIC.decode()}).")
+    if (found := data[: len(MAGIC)]) != MAGIC:
+        remedy = "use the otel-train that wrote it"
+        raise ValueError(
+            f"not a flight file of this version: begins with {found!r}, expected {MAGIC!r}; {remedy}."
+        )
+    if len(data) < HEADER.size:
+        raise ValueError(f"its header is cut off: it has {len(data)} bytes, expected {HEADER.size}.")
     header = Header(*HEADER.unpack_from(data))
     for name, (least, most) in _FIELDS.items():
         if not least <= (value := getattr(header, name)) <= most:

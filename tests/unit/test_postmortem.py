@@ -204,6 +204,17 @@ def test_what_is_no_flight_file_is_refused(tmp_path: Path, content: bytes | None
         read_postmortem(tmp_path)
 
 
+def test_a_flight_file_of_another_version_is_said_with_what_reads_it(tmp_path: Path) -> None:
+    """The message had neither what was found nor a remedy."""
+    (tmp_path / "flight.bin").write_bytes(b"OTELTRN9" + bytes(400_000))
+
+    with pytest.raises(
+        RunDirectoryError,
+        match=r"begins with b'OTELTRN9', expected b'OTELTRN1'; use the otel-train that wrote it",
+    ):
+        read_postmortem(tmp_path)
+
+
 def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path, flight: Flight) -> None:
     """A copy that did not finish."""
     flight.ask()
