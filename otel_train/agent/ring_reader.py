@@ -204,13 +204,14 @@ class SharedRings:
                     ring.limit = max(ring.limit, edges)
 
     def release(self, thread: SharedThread) -> None:
-        """Gives back the ring of a thread that is over and has been read to its end."""
+        """Gives back the ring of a thread that is over and has been read to its end. The first is for one thread only."""
+        if not thread.slot:
+            return
         self._spent_before_ns += thread.ring.spent_ns
         self._threads.pop(thread.slot, None)
-        if thread.slot > 0:
-            if self._copy is not None:
-                self._copy.released(thread.slot)
-            self._memory.free(thread.slot)
+        if self._copy is not None:
+            self._copy.released(thread.slot)
+        self._memory.free(thread.slot)
 
     def publish(self, unix_ns: int) -> None:
         """Copies what is new to the file, if it is time."""

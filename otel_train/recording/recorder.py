@@ -87,6 +87,8 @@ class Recorder:
         self._unread = 0
         self.main = self._add_ring(slot=0)
         self._write_entry(self.main)
+        if threading.current_thread() is not threading.main_thread():
+            self._end_with_thread(self.main)
         self.edge: Callable[[int], None] = self.main.ring.edge
         _recorders.add(self)
 
@@ -192,11 +194,15 @@ class Recorder:
             thread = self._add_ring(slot)
             thread.engine = self._in_backward() and thread.name.startswith("Dummy")
             self._write_entry(thread)
+        self._end_with_thread(thread)
+        self._local.edge = thread.ring.edge
+        return thread.ring.edge
+
+    def _end_with_thread(self, thread: ThreadRing) -> None:
+        """Has the ring of the calling thread end with it."""
         lifetime = _ThreadLifetime()
         weakref.finalize(lifetime, self._end_thread, thread).atexit = False
         self._local.lifetime = lifetime
-        self._local.edge = thread.ring.edge
-        return thread.ring.edge
 
     def _forget_threads(self) -> None:
         """Takes the rings back that the agent has read to their end, and drops those in plain memory whose thread is over."""
@@ -209,6 +215,7 @@ class Recorder:
 
     def _end_thread(self, thread: ThreadRing) -> None:
         thread.ended = True
+        thread.ring.disown()
         if thread.slot >= 0 and not self._closed:
             self._memory.end_entry(thread.slot)
 

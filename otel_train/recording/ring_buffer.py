@@ -179,6 +179,11 @@ class Ring(RingReader):
         self._detached = True
         self._detach()
 
+    def disown(self) -> None:
+        """Has all codes go to ``on_other_thread``: the owner is over, and a later thread may have its identity."""
+        self.owner = 0
+        self._set_owner(0, self._on_other_thread)
+
     def release_memory(self) -> None:
         """Holds the memory no longer; nothing can be read any more."""
         self._array = np.zeros(0, dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +150,55 @@ def test_of_threads_that_are_read_in_one_turn_the_one_that_trained_first_leads(r
 
     assert rig.run.leading is not None
     assert rig.run.leading.name == "first"
+
+
+def in_thread(do: Callable[[], object]) -> None:
+    thread = threading.Thread(target=do)
+    thread.start()
+    thread.join()
+
+
+def begun_in_a_thread(do: Callable[[Rig], object]) -> Rig:
+    """Returns what was made in a thread that did this and is over."""
+    rigs: list[Rig] = []
+
+    def begin() -> None:
+        rigs.append(Rig())
+        rigs[0].rings.limit(None)
+        do(rigs[0])
+
+    in_thread(begin)
+    return rigs[0]
+
+
+def test_a_thread_goes_on_from_the_one_that_began_the_session() -> None:
+    """Without code a session begins in the first thread that trains, which may be a thread of its epoch."""
+    rig = begun_in_a_thread(lambda rig: rig.steps(10))
+    for _ in range(2):
+        rig.loop.read_rings()
+    rig.steps(10)
+    rig.loop.read_rings()
+    rig.run.close(rig.clock())
+
+    assert rig.loop.edges == 160
+    assert (rig.counted(), rig.run.training_threads) == (20, 1)
+    assert rig.run.totals.activity_ns.sum() == rig.clock() - rig.run.started_ns
+    rig.memory.close()
+
+
+def test_a_thread_that_only_reads_does_not_lead_because_it_began_the_session() -> None:
+    """Its waits for data were taken for those of training, where it was over before the first turn."""
+
+    def fetch(rig: Rig) -> None:
+        rig.end_pass()
+        in_thread(lambda: rig.steps(12))
+        rig.end_pass()
+
+    rig = begun_in_a_thread(fetch)
+    rig.loop.read_rings()
+
+    assert rig.run.training_threads == 1
+    rig.memory.close()
 
 
 def test_more_than_a_slice_is_read_in_one_turn(rig: Rig) -> None:

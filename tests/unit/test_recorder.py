@@ -93,6 +93,26 @@ def test_a_thread_that_is_over_is_noticed_and_its_ring_is_used_again(
     assert len(slots) <= SIDE_RINGS + 1
 
 
+def test_a_thread_with_the_identity_of_the_one_that_began_has_a_ring_of_its_own(
+    memory: PrivateMemory, clock: FakeClock
+) -> None:
+    """The system gives the identity of a thread that is over to the next: the waits of one were forwards of the other's."""
+    made: list[Recorder] = []
+    in_thread(lambda: made.append(Recorder(memory, clock=clock)))
+    (recorder,), idents = made, set()
+    word = code(Op.BEGIN, recorder.source(SourceKind.STAGE, "work"))
+
+    def work() -> None:
+        idents.add(threading.get_ident())
+        recorder.edge(word)
+
+    for _ in range(20):
+        in_thread(work)
+
+    assert recorder.main.ident in idents
+    assert recorder.main.ring.written == 0
+
+
 def test_events_of_more_threads_than_there_are_rings_are_counted_as_lost(recorder: Recorder) -> None:
     """Nothing reads them. Nor may the memory of each such thread stay: a pool may begin anew in every epoch."""
     source, pool = recorder.source(SourceKind.STAGE, "work"), SIDE_RINGS + 3
