@@ -747,10 +747,7 @@ class InstrumentedIterable:
     def __init__(
         self, iterable: Any, probe: LoaderProbe, make: Callable[[Any], Iterator[Any]] = iter
     ) -> None:
-        self._iterable = iterable
-        self._probe = probe
-        self._make = make
-        self._given = self._ask = 0
+        vars(self).update(_iterable=iterable, _probe=probe, _make=make, _given=0, _ask=0)
 
     def __iter__(self) -> Iterator[Any]:
         probe = self._probe
@@ -765,14 +762,15 @@ class InstrumentedIterable:
             probe.edge(probe.started)
 
     def __next__(self) -> Any:
+        own = vars(self)  # an attribute that is set is the iterable's
         if not self._given:
-            self._ask = self._probe.next_pass()
+            own["_ask"] = self._probe.next_pass()
         try:
             batch = _asked(self._iterable, self._iterable, self._probe, self._ask, given=self._given)
         except StopIteration:
-            self._given = 0  # it may begin again
+            own["_given"] = 0  # it may begin again
             raise
-        self._given += 1
+        own["_given"] += 1
         return batch
 
     def __len__(self) -> int:
@@ -782,6 +780,12 @@ class InstrumentedIterable:
         if name == "_iterable":  # not set yet, while unpickling
             raise AttributeError(name)
         return getattr(self._iterable, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._iterable, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._iterable, name)
 
 
 class _InstrumentedIterator:

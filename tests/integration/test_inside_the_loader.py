@@ -358,6 +358,26 @@ def test_an_iterable_of_another_kind_that_stops_too_soon_is_short(
     assert inside(session).service.run.totals.loaders.endings == {("own", why): 1}
 
 
+def test_what_the_program_sets_on_the_loader_it_gets_back_is_set_on_its_own(tmp_path: Path) -> None:
+    """timm: ``loader.mixup_enabled = False`` after so many epochs must end the mixing."""
+
+    class Mixing:
+        mixup_enabled = True
+
+        def __iter__(self) -> Iterator[bool]:
+            yield self.mixup_enabled
+
+    mixing = Mixing()
+    with otel_train.instrument(loaders={"train": mixing}, run_dir=str(tmp_path), **QUIET) as session:
+        train = session.loaders["train"]
+        assert list(train) == [True]
+        train.mixup_enabled = False
+        assert list(train) == [False]
+        assert vars(mixing) == {"mixup_enabled": False}
+        del train.mixup_enabled
+        assert list(train) == [True]
+
+
 def test_bytes_per_batch_are_found(tmp_path: Path) -> None:
     """12 bytes of features and 8 of a label, twice."""
     _, session = run(DataLoader(Rows(4), batch_size=2), tmp_path)
