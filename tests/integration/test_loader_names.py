@@ -647,6 +647,62 @@ def test_a_given_loader_that_training_does_not_read_is_a_gap(
     assert all("it iterates another object (`rows`)" in gap["reason"] for gap in gaps)
 
 
+class ReadAhead(threading.Thread):
+    """The iterator of ``prefetch_generator``: a thread of its own reads the batches."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        super().__init__()
+        self.batches, self.ready = batches, queue.Queue[Any](2)
+        self.start()
+
+    def run(self) -> None:
+        for batch in self.batches:
+            self.ready.put(batch)
+        self.ready.put(None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self.ready.get()
+        if batch is None:
+            self.join()
+            raise StopIteration
+        return batch
+
+
+class ReadsAhead(DataLoader[Any]):
+    """``DataLoaderX`` of many programs."""
+
+    def __iter__(self) -> Any:
+        return ReadAhead(super().__iter__())
+
+
+def test_a_loader_that_reads_itself_on_a_thread_is_waited_for_as_its_gap_advises(observed: Observed) -> None:
+    """``watch`` gives back a DataLoader as it is; its iterator it wraps."""
+    model, rows = Net(), ReadsAhead(loader(12).dataset, batch_size=4)
+    optimizer = sgd(model)
+
+    def training(read: Callable[[], Any]) -> None:
+        for x, _ in read():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+    [gap] = [
+        gap
+        for gap in observed(lambda: training(lambda: rows))["instrumentation_gaps"]
+        if gap["what"] == "loop"
+    ]
+    followed = observed(lambda: training(lambda: otel_train.watch(iter(rows), name="train")))
+    waits = {
+        row["loader"]: row["count"] for row in followed["stages"] if row["stage"] == "data" and row["count"]
+    }
+
+    assert "otel_train.watch(iter(loader), name=...)" in gap["reason"]
+    assert waits["train"] == followed["batches"]["train"] == followed["steps"]["train"]
+
+
 def test_generated_names_are_bounded(observed: Observed) -> None:
     """A hundred loaders that live side by side must not become a hundred series of every metric."""
     many = [loader(1) for _ in range(100)]
