@@ -34,9 +34,10 @@ class ThreadRing:
         slot: place in the flight memory, -1 in plain memory.
         engine: it is one of autograd's own: what it does belongs to the backward that waits for it.
         ended: the thread is over; the ring can be given to another once it has been read.
+        at_end: what notices that it is over; None where that is not needed.
     """
 
-    __slots__ = ("ended", "engine", "ident", "name", "ring", "slot")
+    __slots__ = ("at_end", "ended", "engine", "ident", "name", "ring", "slot")
 
     def __init__(self, ring: Ring, name: str, ident: int, slot: int) -> None:
         self.ring = ring
@@ -45,6 +46,7 @@ class ThreadRing:
         self.slot = slot
         self.engine = False
         self.ended = False
+        self.at_end: weakref.finalize[..., _ThreadLifetime] | None = None
 
 
 class _ThreadLifetime:
@@ -168,6 +170,8 @@ class Recorder:
         self._closed = True
         for thread in self.threads:
             thread.ring.detach()
+            if thread.at_end is not None:  # it would keep the recorder as long as the thread
+                thread.at_end.detach()
         for then in self.when_silenced:
             then()
 
@@ -200,9 +204,9 @@ class Recorder:
 
     def _end_with_thread(self, thread: ThreadRing) -> None:
         """Has the ring of the calling thread end with it."""
-        lifetime = _ThreadLifetime()
-        weakref.finalize(lifetime, self._end_thread, thread).atexit = False
-        self._local.lifetime = lifetime
+        self._local.lifetime = lifetime = _ThreadLifetime()
+        thread.at_end = weakref.finalize(lifetime, self._end_thread, thread)
+        thread.at_end.atexit = False
 
     def _forget_threads(self) -> None:
         """Takes the rings back that the agent has read to their end, and drops those in plain memory whose thread is over."""

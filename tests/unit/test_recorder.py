@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -111,6 +112,29 @@ def test_a_thread_with_the_identity_of_the_one_that_began_has_a_ring_of_its_own(
 
     assert recorder.main.ident in idents
     assert recorder.main.ring.written == 0
+
+
+def test_a_recorder_does_not_outlive_its_session_in_a_thread_that_goes_on(
+    memory: PrivateMemory, clock: FakeClock
+) -> None:
+    """A pool that runs one trial after the other in its threads must not keep the memory of each."""
+    left: list[object] = []
+
+    def session() -> weakref.ref[Recorder]:
+        recorder = Recorder(memory, clock=clock)
+        recorder.edge(code(Op.MARK, recorder.source(SourceKind.STAGE, "work")))
+        recorder.silence()
+        recorder.release_memory()
+        return weakref.ref(recorder)
+
+    def trial() -> None:
+        gone = session()
+        gc.collect()
+        left.append(gone())
+
+    in_thread(trial)
+
+    assert left == [None]
 
 
 def test_events_of_more_threads_than_there_are_rings_are_counted_as_lost(recorder: Recorder) -> None:
