@@ -144,6 +144,7 @@ class _SignalQueue:
         self.due_s = 0.0
         self.failing_since_s: float | None = None
         self.asking_since_s = math.inf  # the request under way
+        self.asked_at_last_put_s = math.inf  # the one that was under way then
         self.asked_until_s = 0.0  # the collector wants to be left alone
         self.given_up = False  # at close
         self.server_errors = 0  # in a row
@@ -258,8 +259,9 @@ class OtlpExporter:
         if since_s is not None and self._monotonic_s() - since_s > OUTAGE_S:
             self.count(signal, records_in(line), "export_failed")
         lane.queue.append(line)
-        asked_s = self._monotonic_s() - lane.asking_since_s
-        if asked_s > 2 * self._timeout_s + _LOOK_UP_S:
+        before_s, lane.asked_at_last_put_s = lane.asked_at_last_put_s, lane.asking_since_s
+        asked_s = self._monotonic_s() - before_s
+        if lane.asking_since_s == before_s and asked_s > 2 * self._timeout_s + _LOOK_UP_S:
             self._log_lines.lost(_UNRESOLVED.format(asked_s), signal)
         with self._changed:
             lane.pending = True
