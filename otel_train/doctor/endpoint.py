@@ -28,7 +28,7 @@ from otel_train.exporters.otlp_response import (
     read_http,
     why_untrusted,
 )
-from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings
+from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings, switched_off
 from otel_train.exporters.otlp_transport import (
     GRPC_PROXIES,
     GrpcClient,
@@ -104,7 +104,8 @@ def check_endpoint(
         yield CheckResult(PROBLEM, str(error), "correct the variable it names")
         return
     if settings is None:
-        what = "no OTLP endpoint is set: a run writes its run directory and /metrics, and sends nothing"
+        off = "".join(f", or {name} switches it off" for name in switched_off(environ))
+        what = f"no OTLP endpoint is set{off}: a run writes its run directory and /metrics, and sends nothing"
         start = "set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318; otel-train stack up starts a Collector there"
         yield CheckResult(NOTE, what, start)
         return

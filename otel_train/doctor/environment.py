@@ -25,7 +25,7 @@ from otel_train.console.text import plural
 from otel_train.datamodel import RUN_FILE
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
 from otel_train.errors import RunDirectoryError, shown
-from otel_train.exporters.otlp_settings import otlp_configured
+from otel_train.exporters.otlp_settings import otlp_configured, switched_off
 from otel_train.exporters.plugins import GROUP
 from otel_train.exporters.run_directory import folder_name
 from otel_train.exporters.spool import requests_left
@@ -381,8 +381,9 @@ def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Itera
     if config.disabled:
         name, where = _name_at_origin("disabled", resolved)
         yield CheckResult(PROBLEM, f"{name} switches everything off", f"unset {name}{where}")
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        yield CheckResult(WARNING, "OTEL_SDK_DISABLED=true switches OTLP off", "unset OTEL_SDK_DISABLED")
+    for name, signal in switched_off(environ).items():
+        what = f"{name}={environ[name]} switches OTLP off{f' for {signal}' if signal else ''}"
+        yield CheckResult(WARNING, what, f"unset {name}")
     if config.otlp == "off" and otlp_configured(environ):
         name, where = _name_at_origin("otlp", resolved)
         what = f"an OTLP endpoint is set, and {name}=off: nothing is sent there"

@@ -20,7 +20,7 @@ from otel_train.exporters import ExportRoute
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_json import OtlpLines
-from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
+from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import Connections, OtlpTransport
 from otel_train.exporters.plugins import load_plugins
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
@@ -146,8 +146,7 @@ class ExportManager:
         self._routes, self._profile, lines = routes, profile, OtlpLines(resource)
         settings = None
         wish = self._config.otlp
-        sends = wish == "on" or (wish == "auto" and otlp_configured(self._environ))
-        if sends and (profile.metrics or profile.spans):  # refused before anything listens
+        if wish != "off" and (profile.metrics or profile.spans):  # refused before anything listens
             settings = OtlpSettings.read(
                 self._environ, wanted=wish == "on",
                 on_wrong=lambda *wrong: self._ignore(IgnoredSetting(wrong[0], ENVIRONMENT, *wrong[1:])),

@@ -72,6 +72,7 @@ _REASONS: Final = {
     "certificate required": "wants a certificate of its client: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE to the PEM file",
     **dict.fromkeys((f"alert {word}" for word in _NOT_TRUSTED), f"{UNTRUSTED_CLIENT}: {SIGNED}"),
     "wrong_version_number": f"does not speak TLS: write http:// in place of https:// {_ENDPOINT}",
+    **dict.fromkeys(("pem lib", "is empty"), _NO_FILE.format("is empty or damaged")),
     "no such file": _NO_FILE.format("is missing"),
     "permission denied": _NO_FILE.format("cannot be read, or the system forbids the connection"),
     "incompleteread": "gives half an answer and closes the connection",

@@ -32,6 +32,13 @@ _DEFAULT_ENDPOINTS = {
 
 _PREFIX = "OTEL_EXPORTER_OTLP_"
 
+_OTLP, _DISABLED = "otlp", "OTEL_SDK_DISABLED"
+_OTHER_EXPORTERS = {
+    "metrics": ("none", "prometheus", "console", "logging"),
+    "traces": ("none", "zipkin", "jaeger", "console", "logging"),
+}
+"""Names of the specification beside ``otlp``. Who sets one of them does not want OTLP."""
+
 _COMPRESSIONS = {GRPC: ("gzip",), HTTP_JSON: ("gzip", "deflate"), HTTP_PROTOBUF: ("gzip", "deflate")}
 
 
@@ -81,11 +88,10 @@ class OtlpSettings:
                 on_wrong(variable, problem, used)
 
         signals = [_Variables(environ, signal, tell) for signal in SIGNALS]
-        targets = {
-            each.signal: each.target(endpoint) for each in signals if endpoint or each.is_on(wanted=wanted)
-        }
+        on = [each for each in signals if endpoint or each.is_on(wanted=wanted)]
+        targets = {each.signal: each.target(endpoint) for each in on}
         known = {signal: target for signal, target in targets.items() if target is not None}
-        return cls(targets=known, timeout_s=min(each.timeout_s() for each in signals))
+        return cls(targets=known, timeout_s=min((each.timeout_s() for each in on), default=RUNNING_TIMEOUT_S))
 
     @property
     def addresses(self) -> str:
@@ -96,6 +102,14 @@ class OtlpSettings:
 def otlp_configured(environ: Mapping[str, str]) -> bool:
     """Returns whether the environment enables OTLP: an endpoint is set and no variable disables it. Empty counts as unset."""
     return any(_Variables(environ, signal).is_on() for signal in SIGNALS)
+
+
+def switched_off(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that disable OTLP, each with the signal that it is about; "" for both."""
+    signals = [_Variables(environ, signal) for signal in SIGNALS]
+    if signals[0].disabled:
+        return {_DISABLED: ""}
+    return {each.selection: each.signal for each in signals if each.exporters and _OTLP not in each.exporters}
 
 
 def no_password() -> str:
@@ -143,13 +157,39 @@ class _Variables:
         self._environ = environ
         self._tell = tell
 
+    @property
+    def selection(self) -> str:
+        """Name of the variable that selects the exporters of the signal."""
+        return f"OTEL_{self.signal.upper()}_EXPORTER"
+
+    @property
+    def disabled(self) -> bool:
+        """Whether a variable disables all signals. Tells of a value that is neither."""
+        value = self._environ.get(_DISABLED, "").strip()
+        if value.lower() not in {"", "true", "false"}:
+            problem = f"{_DISABLED}={value!r}: expected 'true' or 'false'. Correct or unset the variable."
+            self._tell(_DISABLED, problem, "false")
+        return value.lower() == "true"
+
+    @property
+    def exporters(self) -> list[str]:
+        """Exporters that the variable of the signal names. Tells of an unknown one, which is not among them."""
+        known = (_OTLP, *_OTHER_EXPORTERS[self.signal])
+        named = self._environ.get(self.selection, "").lower().split(",")
+        names = [name for name in map(str.strip, named) if name]
+        found = [name for name in names if name in known]
+        for name in (name for name in names if name not in known):
+            problem = (
+                f"{self.selection}={name!r}: there is no such exporter; expected 'otlp', which sends {self.signal}, or "
+                f"{', '.join(map(repr, known[1:]))}, which do not. Correct or unset the variable."
+            )
+            self._tell(self.selection, problem, ",".join(found) or "unset")
+        return found
+
     def is_on(self, *, wanted: bool = False) -> bool:
-        if self._environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        if self.disabled:
             return False
-        exporters = self._environ.get(f"OTEL_{self.signal.upper()}_EXPORTER", "").strip()
-        if exporters:
-            return "otlp" in (name.strip().lower() for name in exporters.split(","))
-        return wanted or bool(self._get("ENDPOINT"))
+        return _OTLP in found if (found := self.exporters) else wanted or bool(self._get("ENDPOINT"))
 
     def target(self, endpoint: str) -> Target | None:
         """Returns the destination of the signal; None if its variables cannot be used."""
@@ -256,11 +296,13 @@ class _Variables:
 
     def _has_files(self) -> bool:
         for name in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
-            path = self._get(name)
-            if path and not Path(path).is_file():
-                rule = "expected the path of a PEM file. Correct or unset the variable."
-                self._wrong(name, f"{path!r} for {self.signal}: {rule}", "OTLP off")
-                return False
+            path, rule = self._get(name), "expected the path of a PEM file. Correct or unset the variable."
+            if name == "CLIENT_KEY" and path and not self._get("CLIENT_CERTIFICATE"):
+                rule = "expected OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE beside it. Set that to the key's certificate, or unset both."
+            elif not path or Path(path).is_file():
+                continue
+            self._wrong(name, f"{path!r} for {self.signal}: {rule}", "OTLP off")
+            return False
         return True
 
     def _has_certificates(self) -> bool:

@@ -574,11 +574,7 @@ class GrpcClient:
         options = (*_OPTIONS, *more)
         if not target.tls:
             return grpc.insecure_channel(address, options=options, compression=compression)
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=_content(target.certificate),
-            private_key=_content(target.client_key or target.client_certificate),
-            certificate_chain=_content(target.client_certificate),
-        )
+        credentials = grpc.ssl_channel_credentials(_content(target.certificate), *_pair(target))
         return grpc.secure_channel(address, credentials, options=options, compression=compression)
 
 
@@ -603,6 +599,16 @@ def _import_quietly() -> None:
         import_module("grpc")
     finally:
         del os.environ[_VERBOSITY]
+
+
+def _pair(target: Target) -> tuple[bytes | None, bytes | None]:
+    """Returns key and certificate for the collector; an OSError if just one is there, with which gRPC ends the process."""
+    key, certificate = (
+        _content(path) for path in (target.client_key or target.client_certificate, target.client_certificate)
+    )
+    if bool(key) != bool(certificate):
+        raise OSError("the file of a client certificate or of its key is empty")
+    return key, certificate
 
 
 def _content(path: str) -> bytes | None:

@@ -44,6 +44,8 @@ WRONG = [
     ("OTEL_EXPORTER_OTLP_TIMEOUT", "-1"),
     ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere.pem"),
     ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/nowhere.key"),
+    ("OTEL_METRICS_EXPORTER", "oltp"),
+    ("OTEL_SDK_DISABLED", "1"),
     ("OTEL_RESOURCE_ATTRIBUTES", "oops"),
 ]
 

@@ -190,6 +190,11 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
         ({"OTEL_TRAIN_DISABLED": "true"}, PROBLEM, "switches everything off"),
         ({"OTEL_SDK_DISABLED": "true"}, WARNING, "switches OTLP off"),
         (
+            {"OTEL_TRACES_EXPORTER": "console"},
+            WARNING,
+            "OTEL_TRACES_EXPORTER=console switches OTLP off for traces",
+        ),
+        (
             {"OTEL_TRAIN_OTLP": "off", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"},
             WARNING,
             "nothing is sent there",

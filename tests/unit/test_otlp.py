@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +141,8 @@ def test_temporality_is_cumulative_whatever_the_environment_prefers(monkeypatch:
         ({**ENDPOINT, "OTEL_METRICS_EXPORTER": "none"}, True),
         ({**ENDPOINT, "OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": "none"}, False),
         ({"OTEL_METRICS_EXPORTER": "otlp"}, True),
+        ({**ENDPOINT, "OTEL_METRICS_EXPORTER": "oltp", "OTEL_TRACES_EXPORTER": "none"}, True),
+        ({"OTEL_METRICS_EXPORTER": "oltp"}, False),
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://h:1/v1/traces"}, True),
     ],
 )
@@ -234,6 +237,27 @@ def test_an_entry_that_is_no_header_is_said_and_left_out(wrong: str) -> None:
     assert "1 of 3 entries are no header, expected name=value in ASCII" in problem
     assert "secr" not in problem
     assert settings.targets["metrics"].headers == {"x": "1", "y": "2"}
+
+
+@pytest.mark.parametrize("variable", ["OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER"])
+@pytest.mark.parametrize("named", ["oltp", "none, oltp"])
+def test_an_unknown_exporter_is_said_with_those_that_are_known(variable: str, named: str) -> None:
+    """One letter switched a signal off, and no line of a log said so."""
+    said: list[tuple[str, ...]] = []
+    settings = OtlpSettings.read({**ENDPOINT, variable: named}, on_wrong=lambda *each: said.append(each))
+
+    ((name, problem, used),) = said
+    assert (name, used) == (variable, "none" if "none" in named else "unset")
+    assert f"{variable}='oltp': there is no such exporter; expected 'otlp'" in problem
+    assert (len(settings.targets) == 1) is ("none" in named)
+
+
+def test_a_key_without_its_certificate_is_refused(tmp_path: Path) -> None:
+    """With gRPC it ended the agent, and the telemetry of all ranks of the node."""
+    key = tmp_path / "client.key"
+    key.write_text("x", encoding="utf-8")
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE beside it"):
+        OtlpSettings.read({**ENDPOINT, "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(key)})
 
 
 def test_a_port_that_cannot_be_is_refused_with_the_ports_that_can() -> None:

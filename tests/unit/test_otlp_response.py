@@ -660,15 +660,23 @@ def test_a_name_that_grpc_cannot_resolve_is_said_as_over_http() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_a_key_that_is_gone_while_it_is_replaced_loses_nothing(tmp_path: Path, protocol: str) -> None:
-    """Whoever renews certificates may remove the old ones first."""
-    gone = str(tmp_path / "gone.pem")
+@pytest.mark.parametrize(
+    ("left", "fault"), [((), "missing"), (("crt",), "empty or damaged"), (("key",), "empty or damaged")]
+)
+def test_a_key_that_is_gone_while_it_is_replaced_loses_nothing(
+    tmp_path: Path, protocol: str, left: tuple[str, ...], fault: str
+) -> None:
+    """Whoever renews certificates may remove or empty the old ones first. gRPC ends the process if one of two is empty."""
+    if left:
+        for name in ("crt", "key"):
+            (tmp_path / name).write_text("damaged" * (name in left), encoding="utf-8")
     target = Target(
         protocol=protocol, url="https://127.0.0.1:1", address="https://127.0.0.1:1", headers={}, compression="", tls=True,
-        certificate="", client_certificate=gone, client_key=gone,
+        certificate="", client_certificate=str(tmp_path / "crt"),
+        client_key=str(tmp_path / "key"),
     )  # fmt: skip
     with closing(OtlpTransport({"metrics": target})) as transport:
         answer = transport.send("metrics", b'{"resourceMetrics":[]}', 5.0)
 
     assert answer.result is RETRY
-    assert "the file of a certificate or key is missing" in answer.reason
+    assert f"the file of a certificate or key is {fault}" in answer.reason
