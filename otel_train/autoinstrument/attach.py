@@ -95,6 +95,7 @@ class TrainingDetector(FirstSign):
         from torch.utils.data import dataloader
 
         self.finder.inspect(math.inf)
+        self._undo.append(replace(dataloader.DataLoader, "__init__", self._before_opening, waits=True))
         # The base class covers iterator classes of other libraries.
         for kind in ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
             self._before(getattr(dataloader, kind), "__init__", self.sign)
@@ -113,6 +114,24 @@ class TrainingDetector(FirstSign):
         self.sign()
         if self.finder.notify != self._called:
             self.finder.notify(model)
+
+    def _before_opening(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Returns an ``__init__`` of DataLoader after which a pass of a loader that returns its own iterator is a sign from its begin."""
+        from torch.utils.data import dataloader
+
+        from otel_train.instrumentation.dataloader import opens_itself
+
+        kinds: set[Any] = set()
+
+        @functools.wraps(original)
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
+            kind = type(loader)
+            if not self._over and kind not in kinds and opens_itself(kind):
+                kinds.add(kind)
+                self._before(kind, "__iter__", self.sign)
+            successor(dataloader.DataLoader, "__init__", __init__)(loader, *args, **kwargs)
+
+        return __init__
 
     def _before(self, owner: Any, name: str, act: Callable[[], None]) -> None:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:

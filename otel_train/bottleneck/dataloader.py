@@ -243,7 +243,7 @@ def _without_workers_advice(name: str, throughput: LoaderThroughput, *, wait_s: 
     more = f" It would take {number} workers to keep up." if limit and number > limit else ""
     number = min(number, limit) if limit else number
     return (
-        f"`{name}` is read on the training thread (num_workers=0): DataLoader(..., num_workers={number}, "
+        f"`{name}` is read in the training process (num_workers=0): DataLoader(..., num_workers={number}, "
         f"persistent_workers=True) reads it beside the training.{more}"
     )
 

@@ -8,16 +8,16 @@ import sys
 import weakref
 from _thread import get_ident
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import isgeneratorfunction
-from itertools import islice
 from operator import attrgetter
 from time import perf_counter_ns
+from types import FunctionType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.fast_classes import fast_dataclass
+from otel_train.fast_classes import FastNamedTuple, fast_dataclass
+from otel_train.instrumentation.batch_size import BatchBytes, Size, size_of_batches, weigh
 from otel_train.instrumentation.dataloader_workers import (
     INIT,
     POOL,
@@ -42,149 +42,11 @@ from otel_train.recording.events import (
 from otel_train.safety import Guard, replace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from otel_train.instrumentation.naming import Loader
     from otel_train.recording.recorder import Recorder
     from otel_train.recording.ring_buffer import EdgeBatch, Ring
-
-MOST_PARTS = 256
-"""Parts of a batch that are looked at: some 0.1 ms. A batch of more is not weighed, and its loader no more."""
-
-_PLAIN = (int, float, str, bytes, type(None))
-
-
-def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
-    """Returns the bytes of the arrays in a batch: every ``nbytes`` in mappings, sequences and dataclasses.
-
-    None where no array was found, or too many parts. Never raises, copies nothing, waits for no device.
-    """
-    arrays, parts = [], [batch]
-    for number, part in enumerate(parts):  # the list grows while it is gone through
-        if number == MOST_PARTS:
-            return None
-        try:
-            nbytes = getattr(part, "nbytes", None)
-            if nbytes is not None:
-                arrays.append(int(nbytes))
-            else:
-                parts += _inner(part)
-        except Exception:  # noqa: BLE001, S112  # the user's object may raise anything
-            continue
-    return sum(arrays) if arrays else None
-
-
-def _inner(part: Any) -> Iterable[Any]:  # Any: a part of a batch
-    """Objects in ``item`` that may contain arrays."""
-    if isinstance(part, (list, tuple)):
-        if part and isinstance(part[0], _PLAIN):  # identifiers, texts
-            return [inner for inner in part[:MOST_PARTS] if not isinstance(inner, _PLAIN)]
-        return part[:MOST_PARTS]
-    if isinstance(part, _PLAIN):
-        return ()
-    if isinstance(part, Mapping):
-        return islice(part.values(), MOST_PARTS)
-    if hasattr(part, "__dataclass_fields__"):
-        return list(vars(part).values())
-    return ()
-
-
-class BatchBytes:
-    """Statistics of the bytes of a loader's batches. The training thread writes, the service thread reads.
-
-    Attributes:
-        hopeless: a batch could not be weighed.
-    """
-
-    def __init__(self) -> None:
-        self.hopeless = False
-        self._least = self._most = self._sum = self._number = 0
-
-    def add(self, nbytes: int | None) -> None:
-        """Adds the weight of one batch."""
-        if nbytes is None:
-            self.hopeless = True
-            return
-        self._least = min(nbytes, self._least) if self._number else nbytes
-        self._most = max(nbytes, self._most)
-        self._sum += nbytes
-        self._number += 1
-
-    @property
-    def mean(self) -> float | None:
-        """Bytes per batch; None when none was weighed."""
-        return self._sum / self._number if self._number else None
-
-    def row(self) -> dict[str, float] | None:
-        """Returns the row for the summary; None when none was weighed."""
-        mean = self.mean
-        if mean is None:
-            return None
-        return {"sampled": self._number, "min": self._least, "avg": mean, "max": self._most}
-
-
-Size = Callable[[Any], int]
-"""From a batch to its number of samples plus one; 0 where that is unknown. Never raises."""
-
-_DEEPEST = 4
-_WIDEST = 4
-
-
-def size_of_batches(first: Any, batch_size: int | None) -> Size:
-    """Returns the reader that suits batches shaped like ``first``.
-
-    A candidate is the leading dimension of an array, or the length of a sequence. Among them the first that
-    equals ``batch_size`` wins, else the first array, else the first sequence of plain values.
-    """
-    candidates = list(_candidates(first, ()))
-    fits = [c for c in candidates if c[1] == batch_size]
-    arrays = [c for c in candidates if c[2]]
-    for path, _, is_array in (fits or arrays or candidates)[:1]:
-        return _reader(path, is_array=is_array)
-    return lambda _: 0
-
-
-def _candidates(item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int, bool]]:
-    """Yields (path, samples, is it an array's leading dimension), outermost first for equal kinds."""
-    shape = getattr(item, "shape", None)
-    if shape is not None:
-        if len(shape):
-            yield path, int(shape[0]), True
-    elif len(path) < _DEEPEST and isinstance(item, Mapping):
-        for key in list(item)[:8]:
-            yield from _candidates(item[key], (*path, key))
-    elif isinstance(item, Sequence) and not isinstance(item, (str, bytes)) and len(item):
-        for place in range(min(len(item), _WIDEST) if len(path) < _DEEPEST else 0):
-            yield from _candidates(item[place], (*path, place))
-        yield path, len(item), False
-
-
-def _reader(path: tuple[Any, ...], *, is_array: bool) -> Size:
-    if is_array and len(path) == 1:  # by far the commonest: the first of a list or of a mapping
-        key = path[0]
-        if ring_buffer.EXTENSION is not None:
-            torch: Any = sys.modules.get("torch")  # a program that has a tensor has imported it
-            base = getattr(getattr(torch, "_C", None), "TensorBase", None)  # whose len() makes no shape
-            of_tensors = () if base is None else (torch.Tensor, base)
-            leading: Size = ring_buffer.EXTENSION.hook("leading", (None, key, *of_tensors))
-            return leading
-
-        def read_first(batch: Any) -> int:
-            try:
-                return int(batch[key].shape[0]) + 1
-            except Exception:  # noqa: BLE001  # a batch of another shape: its size is not known
-                return 0
-
-        return read_first
-
-    def read(batch: Any) -> int:
-        try:
-            for key in path:
-                batch = batch[key]
-            return int(batch.shape[0] if is_array else len(batch)) + 1
-        except Exception:  # noqa: BLE001  # as above
-            return 0
-
-    return read
-
 
 PROBE = "_otel_train_probe"
 ASK = "_otel_train_ask"
@@ -238,10 +100,14 @@ class LoaderProbe:
         awaited: it has its name, and its first pass begins any moment.
         pass_starts: called when a pass of it begins, where it is no DataLoader.
         began_ns: when its newest pass began, on the clock of ``MadeLoaders``; 0 before the first.
+        opening: calls of its ``__iter__`` that make an iterator now, by thread.
+        passed_on: what its ``__iter__`` returns reads torch's iterator, maybe on another thread, and is timed in its place.
     """
 
     def __init__(self, entry: Loader, recorder: Recorder) -> None:
         loader = entry.loader
+        self.opening: dict[int, Opening] = {}
+        self.passed_on = False
         self.name, self.phase = entry.name, entry.phase
         self.source = recorder.source(SourceKind.DATA, entry.name, entry.phase)
         self.token_count = 0
@@ -283,10 +149,14 @@ class LoaderProbe:
         passes = map(_given, list(self._running))
         return any(promised is None or given < promised for given, promised in passes)
 
-    def begins(self, iterator: Any) -> None:
+    def begins(self) -> None:
         """Records that a pass begins."""
         self.awaited = False
         self.began_ns = perf_counter_ns()
+
+    def runs(self, iterator: Any) -> None:
+        """Records that a pass of torch's ``iterator`` begins."""
+        self.begins()
         self._running.add(iterator)
 
     def ends(self, iterator: Any) -> None:
@@ -294,8 +164,19 @@ class LoaderProbe:
         self._running.discard(iterator)
 
     def next_pass(self) -> int:
-        """Returns the event word that begins ``next`` of a new pass."""
-        return self.ask | next(_passes) << PAYLOAD_SHIFT
+        """Returns the event word that begins ``next`` of a new pass; one for all that a call of ``__iter__`` makes."""
+        opening = self.opened_by()
+        return self.ask | next(_passes) << PAYLOAD_SHIFT if opening is None else opening.ask
+
+    def opened_by(self) -> Opening | None:
+        """Returns the call of ``__iter__`` for which an iterator is made now, maybe on a thread that the call has started."""
+        mine = self.opening.get(get_ident())
+        return mine or next(iter(list(self.opening.values())), None)
+
+    @property
+    def is_read_beside(self) -> bool:
+        """Whether an iterator that this thread makes is not what the loop asks."""
+        return (self.passed_on or bool(self.opening)) and get_ident() not in self.opening
 
     def pass_end(self, ask: int) -> int:
         """Returns the event word that ends a pass whose iterator is deleted. ``ask``: the word that began its ``next``."""
@@ -401,6 +282,18 @@ def _weak(loader: Any) -> Callable[[], Any]:
         return lambda: None
 
 
+class Opening(FastNamedTuple):
+    """A call of a loader's ``__iter__``.
+
+    Attributes:
+        ask: event word that begins ``next`` of the pass.
+        made: torch's iterators that were made for it.
+    """
+
+    ask: int
+    made: list[Any]
+
+
 class MadeLoaders:
     """Creation times of DataLoaders that are alive."""
 
@@ -439,6 +332,7 @@ class DataLoaderPatch:
         self._probe_for = probe_for
         self._made = made
         self._timed: Callable[[type], type] = functools.cache(_timed_subclass)
+        self._unasked: Callable[[type], type] = functools.cache(_unasked_subclass)
         self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
         self.made = MadeLoaders()
         self._base = dataloader._BaseDataLoaderIter  # noqa: SLF001  # the only one
@@ -449,6 +343,8 @@ class DataLoaderPatch:
             replace(dataloader.DataLoader, "__init__", self._making),
         ]
         self._find_kinds(self._base)
+        self._openers: set[Any] = set()
+        self._find_openers(dataloader.DataLoader)
 
     def adopt(self, iterator: Any, loader: Any) -> None:
         """Times an iterator that exists already, such as one with persistent workers."""
@@ -464,16 +360,26 @@ class DataLoaderPatch:
         iterator.__dict__[PROBE] = probe
         iterator.__dict__.setdefault(ASK, probe.next_pass())
         iterator.__dict__[OWNER] = get_ident()
+        self._adopted.add(iterator)
+        self._follow_loops(type(loader))
+        opening = probe.opened_by()
+        if opening is not None:  # what the loop asks is not known yet
+            opening.made.append(iterator)
+        if opening is not None or probe.passed_on:
+            iterator.__class__ = self._unasked(type(iterator))
+        else:
+            self._time(iterator, type(iterator), probe)
+
+    def _time(self, iterator: Any, kind: type, probe: LoaderProbe) -> None:
+        """Times ``next`` of an iterator. ``kind``: its class."""
         if ring_buffer.EXTENSION is not None:
-            hook = iterator.__dict__[NEXT] = probe.batch_hook(type(iterator).__next__)
+            hook = iterator.__dict__[NEXT] = probe.batch_hook(kind.__next__)  # type: ignore[attr-defined]  # an iterator's
             hook.ask = iterator.__dict__[ASK]
-        iterator.__class__ = self._timed(type(iterator))
+        iterator.__class__ = self._timed(kind)
         # Its attributes now share no layout with others of its class: in a dict made anew they are found a third of a
         # microsecond sooner, in all that torch does for a batch.
         iterator.__dict__ = dict(iterator.__dict__.items())
-        self._adopted.add(iterator)
-        self._follow_loops(type(loader))
-        probe.begins(iterator)
+        probe.runs(iterator)
 
     def remove(self) -> None:
         """Gives every living iterator its own class back, then undoes the wraps."""
@@ -491,6 +397,49 @@ class DataLoaderPatch:
                 self._undo.append(replace(kind, "__init__", self._starting))
             self._kinds.add(kind)
             self._find_kinds(kind)
+
+    def _find_openers(self, base: Any) -> None:  # Any: a class of loaders
+        """Times what loaders of all classes derived from ``base`` return in place of torch's iterator."""
+        for kind in base.__subclasses__():
+            self._follow_openings(kind)
+            self._find_openers(kind)
+
+    def _follow_openings(self, kind: Any) -> None:  # Any: as above
+        """Times what loaders of a class return from ``__iter__``, if that or ``_get_iterator`` is not torch's, and no generator."""
+        if kind in self._openers:
+            return
+        self._openers.add(kind)
+        if opens_itself(kind):
+            self._undo.append(replace(kind, "__iter__", self._opening))
+
+    def _opening(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def __iter__(loader: Any) -> Any:  # noqa: N807  # in its place
+            probe = self._probe_for(loader)
+            thread = get_ident()
+            if probe is None or thread in probe.opening:  # called by that of a class derived from this one
+                return original(loader)
+            opening = probe.opening[thread] = Opening(probe.next_pass(), [])
+            try:
+                iterator = original(loader)
+            finally:
+                del probe.opening[thread]
+            return self._opened(iterator, loader, probe, opening)
+
+        return __iter__
+
+    def _opened(self, iterator: Any, loader: Any, probe: LoaderProbe, opening: Opening) -> Any:
+        """Returns what a loader has returned from ``__iter__``; timed, if it is neither torch's iterator nor a generator."""
+        kind = type(iterator)
+        timed = issubclass(kind, (self._base, _InstrumentedIterator, GeneratorType)) or iterator is loader
+        probe.passed_on = hasattr(kind, "__next__") and not timed
+        if probe.passed_on:
+            probe.begins()
+            sized = loader if probe.sized else None
+            return _class_for(kind)(iterator, sized, probe, opening.ask)
+        for made in opening.made:
+            self._time(made, type(made).__mro__[1], probe)
+        return iterator
 
     def _follow_loops(self, kind: Any) -> None:  # Any: a class of loaders
         """Ends the pass of an iterator that a loader keeps when a loop over the loader ends, if its ``__iter__`` is a generator of its own."""
@@ -513,7 +462,7 @@ class DataLoaderPatch:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             probe = None if _FRESH in iterator.__dict__ else self._probe_for(loader)
-            if probe is None:  # or it is called by that of a class derived from this one
+            if probe is None or probe.is_read_beside:  # or that of a class derived from this one calls it
                 original(iterator, loader, *args, **kwargs)
                 return
             ask = iterator.__dict__[ASK] = probe.next_pass()
@@ -530,10 +479,19 @@ class DataLoaderPatch:
         @functools.wraps(original)  # whoever makes loaders again reads its signature
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             original(loader, *args, **kwargs)
+            self._follow_openings(type(loader))
             self.made.add(loader)
             self._made(loader)
 
         return __init__
+
+
+def opens_itself(kind: Any) -> bool:  # Any: a class of DataLoaders
+    """Returns whether what loaders of a class return from ``__iter__`` may be another object than torch's iterator, and is no generator."""
+    from torch.utils.data import DataLoader
+
+    own = any(getattr(kind, name) is not getattr(DataLoader, name) for name in ("__iter__", "_get_iterator"))
+    return own and isinstance(kind.__iter__, FunctionType) and not isgeneratorfunction(kind.__iter__)
 
 
 def _timed_subclass(cls: Any) -> type:
@@ -567,6 +525,14 @@ def _timed_subclass(cls: Any) -> type:
     return timed
 
 
+def _unasked_subclass(cls: Any) -> type:
+    """Returns the class of an iterator whose workers are timed, and whose passes begin; who asks it is not known, or timed itself."""
+    names = {"_reset": _resetting(cls), INIT: WorkerInit()}
+    unasked = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    unasked.__qualname__ = cls.__qualname__
+    return unasked
+
+
 def _resetting(cls: Any) -> Callable[..., None]:
     """Returns a ``_reset`` that begins a pass. One that its loop has left ends by that, where the workers persist."""
     reset_inner = cls._reset
@@ -576,7 +542,7 @@ def _resetting(cls: Any) -> Callable[..., None]:
         if not attributes.pop(_FRESH, False):
             _end_and_renumber(attributes)
         probe.edge(attributes[ASK] | START_BITS)
-        probe.begins(self)
+        probe.runs(self)
         try:
             reset_inner(self, *args, **kwargs)
         finally:

@@ -678,23 +678,121 @@ class ReadsAhead(DataLoader[Any]):
         return ReadAhead(super().__iter__())
 
 
-def test_a_loader_that_reads_itself_on_a_thread_is_waited_for_as_its_gap_advises(observed: Observed) -> None:
-    """``watch`` gives back a DataLoader as it is; its iterator it wraps."""
-    model, rows = Net(), ReadsAhead(loader(12).dataset, batch_size=4)
-    optimizer = sgd(model)
+class ReadsItselfAhead(DataLoader[Any]):
+    """Its thread makes the iterator, too."""
 
-    def training(read: Callable[[], Any]) -> None:
-        for x, _ in read():
+    def __iter__(self) -> Any:
+        return ReadAhead(batch for batch in DataLoader.__iter__(self))
+
+
+class GeneratesAhead(DataLoader[Any]):
+    """MONAI's ``ThreadDataLoader``."""
+
+    def __iter__(self) -> Any:
+        yield from ReadAhead(super().__iter__())
+
+
+class Moves(DataLoader[Any]):
+    """Works on a batch when it is asked for it."""
+
+    def __iter__(self) -> Any:
+        return map(tuple, super().__iter__())
+
+
+class Keeps(DataLoader[Any]):
+    """Returns what it has read once."""
+
+    def __iter__(self) -> Any:
+        self.kept = vars(self).get("kept") or list(super().__iter__())
+        return iter(self.kept)
+
+
+class _Filtered:
+    """The ``DataLoaderIterator`` of PyTorch Geometric."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self.batches._reset(loader, first_iter)
+
+    def __next__(self) -> Any:
+        return tuple(next(self.batches))
+
+
+class Filters(DataLoader[Any]):
+    """Its ``NodeLoader``."""
+
+    def _get_iterator(self) -> Any:
+        return _Filtered(super()._get_iterator())
+
+
+class Counts(DataLoader[Any]):
+    """Returns torch's iterator."""
+
+    passes = 0
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        return super().__iter__()
+
+
+def training(model: Net, batches: Callable[[], Any], passes: int = 2) -> None:
+    optimizer = sgd(model)
+    for _ in range(passes):
+        for x, _ in batches():
             optimizer.zero_grad()
             model(x).sum().backward()
             optimizer.step()
 
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("known", ["given", "found", "found, of a class made before the session"])
+@pytest.mark.parametrize("kind", [ReadsAhead, ReadsItselfAhead, Moves, Keeps, Filters, Counts])
+def test_the_waits_of_a_loader_are_those_for_what_the_loop_iterates(
+    kind: type[DataLoader[Any]], known: str, workers: int, observed: Observed
+) -> None:
+    """A loader may return another iterator than torch's, which reads that one, on a thread of its own or not at all."""
+    model, dataset = Net(), loader(12).dataset
+    of_the_session: Any = type(kind.__name__, (kind,), {}) if known == "found" else kind
+    made: list[Any] = []
+
+    def make() -> Any:
+        keeps = {"persistent_workers": True} if workers else {}
+        return of_the_session(dataset, batch_size=4, num_workers=workers, **keeps)
+
+    def program() -> None:
+        rows = made[0] if made else make()
+        training(model, lambda: rows)
+
+    if known != "found":
+        made.append(make())
+    summary = observed(program, {"rows": made[0]} if known == "given" else None)
+    waits = {
+        row["loader"]: row["count"] for row in summary["stages"] if row["stage"] == "data" and row["count"]
+    }
+    batches = 2 * len(make())
+
+    assert waits == {"rows": batches}
+    assert summary["batches"]["rows"] == summary["steps"]["train"] == batches
+    assert passes(summary)["rows"] == 2
+    assert [gap["what"] for gap in summary["instrumentation_gaps"]] == ["model"]  # it is another one
+    assert "__iter__" not in vars(of_the_session) or not hasattr(of_the_session.__iter__, "__wrapped__")
+
+
+def test_a_loader_whose_thread_a_generator_asks_is_waited_for_as_its_gap_advises(observed: Observed) -> None:
+    """``watch`` gives back a DataLoader as it is; its iterator it wraps."""
+    model, rows = Net(), GeneratesAhead(loader(12).dataset, batch_size=4)
+
     [gap] = [
         gap
-        for gap in observed(lambda: training(lambda: rows))["instrumentation_gaps"]
+        for gap in observed(lambda: training(model, lambda: rows, 1))["instrumentation_gaps"]
         if gap["what"] == "loop"
     ]
-    followed = observed(lambda: training(lambda: otel_train.watch(iter(rows), name="train")))
+    followed = observed(lambda: training(model, lambda: otel_train.watch(iter(rows), name="train"), 1))
     waits = {
         row["loader"]: row["count"] for row in followed["stages"] if row["stage"] == "data" and row["count"]
     }

@@ -144,7 +144,7 @@ def test_loaders_are_judged_together_and_named_by_their_share() -> None:
     assert finding.seconds == pytest.approx(18.0)
     assert "18% of training time (`a` 7%, `b` 6%, `c` 5%)" in finding.summary
     assert "`a`: 700 ms per batch" in finding.summary
-    assert "`a` is read on the training thread" in finding.advice
+    assert "`a` is read in the training process" in finding.advice
     assert [finding.evidence[f"{name}.wait_seconds"] for name in "abc"] == [7.0, 6.0, 5.0]
 
 
@@ -311,7 +311,7 @@ def test_a_program_without_a_step_is_advised_to_call_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data_s", "advice"), [(900.0, "`test` is read on the training"), (50.0, "A larger batch size")]
+    ("data_s", "advice"), [(900.0, "`test` is read in the training"), (50.0, "A larger batch size")]
 )
 def test_what_limits_a_run_that_only_evaluates_is_found(data_s: float, advice: str) -> None:
     """A program of inference misses no step, has not begun too early, and cannot evaluate less often."""

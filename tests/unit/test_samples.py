@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.instrumentation.dataloader import size_of_batches
+from otel_train.instrumentation.batch_size import size_of_batches
 from tests.support.zero_code import printed_by
 
 Pair = namedtuple("Pair", "x y")  # noqa: PYI024 - what a collate function returns
@@ -84,7 +84,7 @@ def test_samples_are_counted_where_there_is_no_torch() -> None:
 import sys
 sys.modules["torch"] = None
 import numpy
-from otel_train.instrumentation.dataloader import size_of_batches
+from otel_train.instrumentation.batch_size import size_of_batches
 print(size_of_batches([numpy.zeros((4, 3))], 4)([numpy.zeros((2, 3))]))
 """
     assert printed_by("-c", program) == "3\n"

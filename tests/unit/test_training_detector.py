@@ -9,7 +9,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from otel_train.autoinstrument.attach import TrainingDetector
-from otel_train.instrumentation.dataloader import DataLoaderPatch
+from otel_train.datamodel import system_clock
+from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
+from otel_train.instrumentation.naming import Loader
+from otel_train.recording.recorder import Recorder
+from tests.support.flight import PrivateMemory
 
 
 def test_a_thread_that_begins_meanwhile_is_held_until_the_hooks_are_in() -> None:
@@ -62,3 +66,23 @@ def test_nothing_stays_of_what_waited_although_others_came_after_it() -> None:
     assert dataloader._SingleProcessDataLoaderIter.__init__ not in (before, waits)
     patches[0].remove()
     assert dataloader._SingleProcessDataLoaderIter.__init__ is before
+
+
+def test_the_first_pass_of_a_loader_that_returns_an_iterator_of_its_own_is_timed() -> None:
+    """Its ``__iter__`` has begun when torch's iterator is made: too late to time what it returns."""
+
+    class Doubles(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return map(id, super().__iter__())
+
+    rows = Doubles(TensorDataset(torch.zeros(2, 1)))
+    probe = LoaderProbe(Loader(rows, name="rows"), Recorder(PrivateMemory(64), clock=system_clock))
+    patches: list[DataLoaderPatch] = []
+    evidence = TrainingDetector(lambda: patches.append(DataLoaderPatch(lambda _: probe)))
+    evidence.wait()
+    iterator = iter(Doubles(rows.dataset))
+    evidence.finder.remove()
+    timed = isinstance(iterator, map) and type(iterator) is not map
+    patches[0].remove()
+
+    assert timed

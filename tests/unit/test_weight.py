@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from otel_train.instrumentation.dataloader import MOST_PARTS, BatchBytes, weigh
+from otel_train.instrumentation.batch_size import MOST_PARTS, BatchBytes, weigh
 
 Pair = namedtuple("Pair", "x y")  # noqa: PYI024 - what a collate function returns
 
