@@ -76,7 +76,8 @@ class Session:
             raise
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "recording"
+        here = "recording" if os.getpid() == self._pid else f"recording in process {self._pid} only"
+        state = "closed" if self.closed else here
         return f"<otel_train.Session: rank {self.info.rank} of run {self.info.run_id!r}, {state}>"
 
     @property

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
+from otel_train.recording.events import (
+    EDGE_WORDS,
+    MAX_SOURCES,
+    SOURCE_MASK,
+    SOURCE_SHIFT,
+    Instrumented,
+    SourceKind,
+)
 from otel_train.recording.ring_buffer import Ring
 from otel_train.recording.shared_memory import SIDE_RINGS, FlightMemory, RingEntry
 from otel_train.safety import free_in_forks
@@ -25,6 +32,11 @@ if TYPE_CHECKING:
 
 _PLAIN_EDGES = 4096
 _log = logging.getLogger("otel_train")
+
+_FORK_TRAINS = (
+    "process %d trains, and is a fork of the process that called otel_train.instrument(): nothing of it is recorded. Call "
+    "instrument() after the fork, in the process that trains"
+)
 
 
 class ThreadRing:
@@ -83,6 +95,7 @@ class Recorder:
         self._lock = free_in_forks(threading.Lock())
         self._numbers: dict[Instrumented, int] = {}
         self._closed = False
+        self._warns_of_updates = False  # in a forked child
         self._changes = memory.changes_word
         self._change_numbers = itertools.count(1)
         self._is_full = False
@@ -175,6 +188,11 @@ class Recorder:
         for then in self.when_silenced:
             then()
 
+    def silence_in_fork(self) -> None:
+        """Ignores every further edge, and logs that there was an update."""
+        self._warns_of_updates = not self._closed
+        self.silence()
+
     def release_memory(self) -> None:
         """Releases the rings' memory; nothing can be read any more."""
         self._changes = memoryview(bytearray(8)).cast("q")
@@ -183,12 +201,20 @@ class Recorder:
 
     def _write_from_other_thread(self, code: int) -> None:
         if self._closed:
+            if self._warns_of_updates:
+                self._warn_of_update(code)
             return
         try:
             edge = self._local.edge
         except AttributeError:
             edge = self._add_calling_thread()
         edge(code)
+
+    def _warn_of_update(self, code: int) -> None:
+        """Logs once that a forked child trains; a worker of a loader, or of an evaluation, never updates parameters."""
+        if self.sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind is SourceKind.OPTIMIZER:
+            self._warns_of_updates = False
+            _log.warning(_FORK_TRAINS, os.getpid())
 
     def _add_calling_thread(self) -> Callable[[int], None]:
         with self._lock:
@@ -254,7 +280,7 @@ _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 def _silence_all() -> None:
     """Stops recording in a forked child: the memory is shared with its parent."""
     for recorder in list(_recorders):
-        recorder.silence()
+        recorder.silence_in_fork()
 
 
 os.register_at_fork(after_in_child=_silence_all)

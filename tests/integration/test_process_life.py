@@ -359,6 +359,26 @@ def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_pare
     assert done.stdout.splitlines() == ["10 10 []", "20 20 []"]
 
 
+def test_a_forked_child_that_trains_unrecorded_says_so_once(run: Run) -> None:
+    """A program that becomes a daemon after ``instrument()`` had no metrics, and its session said that it records."""
+    done = run("""
+        import warnings
+
+        warnings.filterwarnings("ignore", message=".*use of fork")  # of Python 3.12 and later, where there are threads
+        session = start(model, {"train": data})
+        child = os.fork()
+        if not child:
+            train(data)
+            train(data)
+            print(str(session).endswith(f"recording in process {os.getppid()} only>"), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        """)
+
+    assert (done.returncode, done.stdout) == (0, "True\n")
+    assert done.stderr.count("nothing of it is recorded. Call instrument() after the fork") == 1
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_of_multiprocessing_leaves_its_run_to_an_agent_in_a_thread(
     run: Run, method: str, tmp_path: Path
