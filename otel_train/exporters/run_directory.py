@@ -73,7 +73,7 @@ class RunDirectory:
     """
 
     def __init__(
-        self, path: Path, rank: int, max_bytes: int = DEFAULT_MAX_BYTES, *, run_id: str = ""
+        self, path: Path, rank: int, max_bytes: int = DEFAULT_MAX_BYTES, *, run_id: str = "", owner: int = 0
     ) -> None:
         self.path = path
         self.rank = rank
@@ -85,6 +85,8 @@ class RunDirectory:
         self.writable = False  # whether the folder could be made
         self.faults = 0  # writes that failed
         self._lease: RankLease | None = None
+        self._lock_path = path / f"rank{rank}.lock"
+        self._owner = owner
         self._pid = os.getpid()
         self._lines = OtlpLines({})
         self._run: Mapping[str, object] = {}
@@ -111,14 +113,14 @@ class RunDirectory:
             owner: the training process that is written for; 0 for this one.
         """
         known = restarts if attempt is None else attempt
-        directory = cls(root / folder_name(run_id), rank, max_bytes, run_id=run_id)
+        directory = cls(root / folder_name(run_id), rank, max_bytes, run_id=run_id, owner=owner)
         try:
             make_gitignored_folder(root)
             for number in range(2, _MOST_AT_ONCE):
-                if directory._take(known, owner):
+                if directory._take(known):
                     break
                 name = f"{run_id}-{number}"
-                directory = cls(root / folder_name(name), rank, max_bytes, run_id=name)
+                directory = cls(root / folder_name(name), rank, max_bytes, run_id=name, owner=owner)
             previous = directory._previous_attempt()
             if previous >= 0 and directory._lease is not None and directory._lease.abandoned_here:
                 # An agent that was killed has counted this start, and put the flight file aside.
@@ -144,15 +146,18 @@ class RunDirectory:
         # Rank 0 knows best. Until it has spoken, the rank that came first stands in for it.
         if (self.rank == 0 and not again) or not run.exists():
             replace_json(run, self._run)
+        if not self._lock_path.exists() and (lease := RankLease.acquire(self._lock_path, self._owner)):
+            self._release_lease()
+            self._lease = lease
 
-    def _take(self, known: int, owner: int) -> bool:
+    def _take(self, known: int) -> bool:
         """Takes the folder of the rank for this process, unless another live process writes to it.
 
         ``known`` attempts are those that the launcher, or the program, knows of.
         """
         make_folder(self.path)
         check_run_folder(self.path, self.rank_path)
-        self._lease = RankLease.acquire(self.path / f"rank{self.rank}.lock", owner)
+        self._lease = RankLease.acquire(self._lock_path, self._owner)
         if self._lease is None:
             return False
         state, over = state_in_summary(self.rank_path), self._lease.closed_here
@@ -194,11 +199,11 @@ class RunDirectory:
 
         Not writable where there is none, or where another process has it by now.
         """
-        directory = cls(path, rank, max_bytes)
+        directory = cls(path, rank, max_bytes, owner=owner)
         directory.attempt = attempt
         if is_folder(directory.rank_path):
             with suppress(OSError):
-                directory._lease = RankLease.acquire(path / f"rank{rank}.lock", owner)
+                directory._lease = RankLease.acquire(directory._lock_path, owner)
         directory.writable = directory._lease is not None
         return directory
 

@@ -356,9 +356,11 @@ def test_a_run_whose_folder_was_removed_in_mid_run_can_be_found_and_started_agai
     before = json.loads((directory.path / "run.json").read_text())
     shutil.rmtree(directory.path)
     directory.export(ExportBatch(snapshot=snapshot()))
-    assert directory.write_summary(dump_json({"state": "running"}))
+    assert directory.write_summary(dump_json({}))
+    assert "closed" not in (directory.path / "rank0.lock").read_text()  # no other process takes the rank
     directory.close(1)
 
+    assert "closed" in (directory.path / "rank0.lock").read_text()
     assert find_run(None, tmp_path) == directory.path
     assert json.loads((directory.path / "run.json").read_text()) == before
     assert RunDirectory.open(tmp_path, "job", rank=0).attempt == 3
