@@ -24,6 +24,9 @@
 PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 #endif
+#if PY_VERSION_HEX >= 0x030F0000 /* the headers of 3.15 lack it; the stable ABI keeps it */
+PyAPI_FUNC(PyObject *) PyWeakref_GetObject(PyObject *);
+#endif
 
 #define INTERFACE 6         /* ring_buffer.INTERFACE: what Python gives to functions of this module */
 #define EDGE_WORDS 2        /* events.EDGE_WORDS: code, then time */

@@ -396,9 +396,10 @@ class _Shown(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         """Returns a whole number; of one that Python refuses to write its size."""
         try:
-            return super().repr_int(x, level)
+            str(x)
         except ValueError:
             return f"<a number of {x.bit_length():,} bits>"
+        return super().repr_int(x, level)
 
 
 def variable_of(name: str) -> str:

@@ -277,13 +277,16 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tls.folder(state)
     made = ["req", "-new", "-key", str(folder / tls.KEY), "-subj", "/CN=127.0.0.1", "-out", str(folder / "r")]
     subprocess.run(["openssl", *made], check=True, capture_output=True)
-    signed = ["x509", "-req", "-in", str(folder / "r"), "-signkey", str(folder / tls.KEY), "-days", "-1"]
+    signed = ["openssl", "x509", "-req", "-in", str(folder / "r"), "-signkey", str(folder / tls.KEY)]
+    signed += ["-extfile", str(folder / "names"), "-out"]
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-    signed += ["-extfile", str(folder / "names")]
-    subprocess.run(["openssl", *signed, "-out", str(folder / "old.crt")], check=True, capture_output=True)
+    old = [*signed, str(folder / "old.crt")]
+    if subprocess.run([*old, "-days", "-1"], check=False, capture_output=True).returncode:  # OpenSSL 3.4 on
+        over = ["-not_before", "20200101000000Z", "-not_after", "20200102000000Z"]
+        subprocess.run([*old, *over], check=True, capture_output=True)
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=clientAuth")
-    signed[signed.index("-1")] = "9"
-    subprocess.run(["openssl", *signed, "-out", str(folder / "client.crt")], check=True, capture_output=True)
+    client = [*signed, str(folder / "client.crt"), "-days", "9"]
+    subprocess.run(client, check=True, capture_output=True)
     return folder
 
 

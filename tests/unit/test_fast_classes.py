@@ -142,6 +142,7 @@ def test_wrong_arguments_of_a_named_tuple_are_refused(make: Callable[[Any], obje
 
 
 AT_EXIT = """
+from __future__ import annotations
 import atexit
 from dataclasses import field
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass

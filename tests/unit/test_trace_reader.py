@@ -245,13 +245,13 @@ def test_one_event_that_is_no_json_is_skipped_and_counted(tmp_path: Path) -> Non
     assert any("cannot be read as events: 1." in sentence for sentence in trace.missing)
 
 
-def test_deep_nesting_costs_the_event_and_not_the_process(tmp_path: Path) -> None:
-    """A parser that recurses dies of it."""
+def test_deep_nesting_costs_at_most_the_event(tmp_path: Path) -> None:
+    """A parser that recurses dies of it. That of Python 3.14 reads this one."""
     deep = json.dumps(EVENT)[:-1] + ', "args": {"x": ' + "[" * 200_000 + "]" * 200_000 + "}}"
     path = tmp_path / "t.json"
     path.write_text(f'{{"traceEvents": [{json.dumps(EVENT)}, {deep}, {json.dumps(EVENT)}]}}')
 
-    assert len(read(path).kind) == 2
+    assert len(read(path).kind) in (2, 3)
 
 
 def test_the_slow_reader_agrees_with_the_quick_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
