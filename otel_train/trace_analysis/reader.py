@@ -155,6 +155,9 @@ _TRIES = 4
 LONGEST_BYTES = 64 << 20
 """Text in which an event, or the head of the file, must end."""
 
+DEEPEST = 1 << 20
+"""Brackets open at once in an event. No decoder takes as many, and each of them takes microseconds here."""
+
 EXPANSION, FREE_BYTES = 200, 256 << 20
 """Times its own size that a gzip file may grow to, traces grow 10 to 40 times; text that any may grow to."""
 
@@ -281,7 +284,7 @@ class TraceFileReader:
             # A text that begins at an event and is a whole array in brackets ends at an event, too.
             if (made := self._decoded(held[:end])) is not None:
                 return end + 1, [made]
-        end, _ = _scan(held)
+        end, _ = self._scan(held)
         comma = re.compile(rb"\s*,?").match(held, end)
         return (comma.end() if comma else end, self._one_by_one(held[:end])) if end else (0, [])
 
@@ -307,29 +310,32 @@ class TraceFileReader:
                 after.pop("", None)
                 self.about = {**self.about, **after}
                 return [made]
-        end, closed = _scan(held)
+        end, closed = self._scan(held)
         # Chrome's plain list of events may go without its bracket at the end.
         if not closed and (held[end:].strip(b" \t\r\n,") or not listed):
             self.broken = self.broken or "it ends in the middle of an event"
         return self._one_by_one(held[:end].strip()) if held[:end].strip() else []
 
-
-def _scan(text: bytes) -> tuple[int, bool]:
-    """Returns where the last whole value of a list that began before ``text`` ends, and whether the list ends after it."""
-    depth = end = 0
-    quoted = False  # one pattern for a whole string would hold, and try again, as much as a string without an end has
-    for token in _TOKENS.finditer(text):
-        first = token[0][:1]
-        if first == b'"':
-            quoted = not quoted
-        if quoted or first in b'"\\':
-            continue
-        depth += -1 if first in _CLOSES else 1
-        if depth < 0:
-            return end, True
-        if depth == 0:
-            end = token.end()
-    return end, False
+    def _scan(self, text: bytes) -> tuple[int, bool]:
+        """Returns where the last whole value of a list that began before ``text`` ends, and whether the list ends after it."""
+        depth = end = 0
+        quoted = False  # one pattern for a whole string would hold, and try again, as much as a string without an end has
+        for token in _TOKENS.finditer(text):
+            first = token[0][:1]
+            if first == b'"':
+                quoted = not quoted
+            if quoted or first in b'"\\':
+                continue
+            depth += -1 if first in _CLOSES else 1
+            if depth < 0:
+                return end, True
+            if depth > DEEPEST:
+                raise TraceError(
+                    f"{self._path}: an event is nested deeper than {DEEPEST:,} levels: this is not a trace"
+                )
+            if depth == 0:
+                end = token.end()
+        return end, False
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
