@@ -687,7 +687,7 @@ def last_metrics(path: Path) -> dict[str, Any]:
         value = parse_line(line)
         if value is not None and "resourceMetrics" in value:
             return value
-    raise RunDirectoryError(f"{path}: has no metrics yet. Has training begun?")
+    raise RunDirectoryError(f"{path}: has no line of metrics that can be read. Has training begun?")
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

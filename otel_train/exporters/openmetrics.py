@@ -84,7 +84,7 @@ def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> WrittenBlocks:
             for family, found in families.items():
                 text = "".join(times[ms] for times in found.values() for ms in sorted(times))
                 with os.fdopen(open_to_write(Path(folder, family), append=True), "ab") as file:
-                    file.write(text.encode())
+                    file.write(text.encode("utf-8", "replace"))
             written.points += sum(len(times) for found in families.values() for times in found.values())
         _join(Path(folder), kinds, path)
     return written

@@ -185,6 +185,18 @@ def test_an_attribute_with_a_reserved_name_is_left_out() -> None:
     assert info.labels == {**LABELS, "team": "speech"}
 
 
+def test_a_name_of_bytes_that_are_no_text_is_on_the_page_as_its_escape() -> None:
+    """A script or a shard whose name is not UTF-8, as Python spells it, closed the connection of every scrape of the node."""
+    loaders = MetricFamily(WORKERS, (Point((("train.loader", "sh\udce9"),), 2.0),))
+    with serving(resource={"team": "\udcff"}) as exporter:
+        exporter.export(ExportBatch(snapshot=snapshot()._replace(families=(loaders,))))
+        families = families_of(page(exporter, OPENMETRICS))
+
+    assert families["target"].samples[0].labels["team"] == "\\udcff"
+    (workers,) = (family.samples[0] for name, family in families.items() if "workers" in name)
+    assert workers.labels["train_loader"] == "sh\\udce9"
+
+
 def test_a_page_is_compressed_for_those_who_ask(exporter: PrometheusExporter) -> None:
     """Prometheus always asks; a page of many loaders shrinks tenfold."""
     exporter.export(ExportBatch(snapshot=snapshot()))
