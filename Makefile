@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml hatch_build.py otel_train/_edges.c otel_train/_device_e
 	  [ -x "$$uv" ] || { echo "fetching uv into .uv"; python3 -m pip install --quiet --target .uv uv; }; \
 	fi; \
 	echo "building $(VENV) (torch is large: minutes the first time)"; \
-	[ -x $(PY) ] || "$$uv" venv --quiet --python '>=3.11,<3.14' $(VENV); \
+	[ -x $(PY) ] || "$$uv" venv --quiet --python '>=3.11,<3.15' $(VENV); \
 	"$$uv" pip install --quiet --python $(PY) --editable '.[dev,demo]'
 	@touch $@
 

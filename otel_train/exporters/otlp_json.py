@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from base64 import b64encode
+from base64 import urlsafe_b64encode
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.catalog import Kind
@@ -103,10 +103,10 @@ def load_protobuf(signal: str) -> tuple[Any, Any, Any]:  # Any: generated code w
 
 
 def _ids_in_base64(node: Any) -> Any:  # Any: JSON
-    """Converts ids to base64, in which protobuf's own JSON spells bytes; OTLP/JSON spells them in hex."""
+    """Converts ids to base64 of the URL-safe kind, in which protobuf's own JSON spells bytes; OTLP/JSON spells them in hex."""
     if isinstance(node, dict):
         return {
-            key: b64encode(bytes.fromhex(value)).decode() if key in _IDS else _ids_in_base64(value)
+            key: urlsafe_b64encode(bytes.fromhex(value)).decode() if key in _IDS else _ids_in_base64(value)
             for key, value in node.items()
         }
     return [_ids_in_base64(item) for item in node] if isinstance(node, list) else node

@@ -15,9 +15,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOOP = Path(__file__).parent / "matrix" / "loop.py"
-VERSIONS = {"2.4.1": "3.12", "2.7.1": "3.10", "2.10.0": "3.11", "": "3.13"}
+VERSIONS = {"2.4.1": "3.12", "2.7.1": "3.10", "2.10.0": "3.11", "": "3.15 3.14 3.13"}
 """Of torch: oldest, the last whose compiler calls back without an argument, one between, newest. Of Python: each one, of which the oldest
-has no extension in C."""
+has no extension in C; the first that is there."""
 OLDEST = next(iter(VERSIONS))
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
@@ -66,7 +66,7 @@ def run(python: str, how: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("torch", VERSIONS, ids=[version or "newest" for version in VERSIONS])
 def test_training_is_the_same_and_counted_right(torch: str, tmp_path: Path) -> None:
     """Weights to the bit; steps and calls as the loop makes them. Without its Python a version of torch is tested on this one."""
-    environment, base = tmp_path / "venv", interpreter(VERSIONS[torch])
+    environment, base = tmp_path / "venv", next(filter(None, map(interpreter, VERSIONS[torch].split())), None)
     try:
         python = python_with(torch, base or sys.executable, environment)
         bare, instrumented = run(python, "bare", tmp_path), run(python, "instrumented", tmp_path)

@@ -117,7 +117,7 @@ def ids_in_base64(node: Any) -> Any:
     """OTLP/JSON differs from protobuf's own JSON only in how ids are spelled."""
     if isinstance(node, dict):
         return {
-            key: base64.b64encode(bytes.fromhex(value)).decode()
+            key: base64.urlsafe_b64encode(bytes.fromhex(value)).decode()
             if key in {"traceId", "spanId", "parentSpanId"}
             else ids_in_base64(value)
             for key, value in node.items()
