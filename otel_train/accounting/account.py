@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 _START: Final = int(Flag.START)
 _HOW: Final = int(Flag.GRAD | Flag.TRAINING)
+_HOLDS_BATCH: Final = 1 << FORWARD | GRADIENTS
 
 _COUNTED: Final = [(GRADIENTS | UPDATES | 1 << SCALER | 1 << H2D) >> kind & 1 for kind in range(16)]
 """By kind: its end is counted or shows something. To shift and mask takes four times as long, at every edge."""
@@ -357,7 +358,13 @@ class ThreadAccount(Nesting):
             self._choose_place()
             self._end_failed_pass(stage.source)
         elif not self._saving:
-            self._batches.ask(asked)
+            call = next((each for each in self.stages if each.counts and _HOLDS_BATCH >> each.kind & 1), None)
+            if call is None:
+                self._batches.ask(asked)
+            else:
+                if call.asks:
+                    self.goes_on(call)
+                self._batches.ask_inside(asked, call)
 
     def _begin_other(self, stage: OpenStage) -> None:
         self._batches.limit_items()
@@ -392,7 +399,9 @@ class ThreadAccount(Nesting):
             self._homes = (*later, home)
             self._add(shows, call)
             self._homes = self._homes[:-1]
-        if kind == CHECKPOINT and stage.counts:
+        if stage.asks and kind == FORWARD and self._batches.open is not None:
+            self._batches.compute()  # it has used the batch that it has drawn
+        elif kind == CHECKPOINT and stage.counts:
             self._saving = False
             self._choose_place()
 
@@ -442,7 +451,7 @@ class ThreadAccount(Nesting):
             self._ended.pop(source, None)
             if stage.counts:
                 call = source, stage.begun_ns, waited_ns, 0
-                self._batches.fetched(source)
+                self._batches.fetched(asked)
         self._add(NOTHING, call, batch)
         if starts and stage.counts:
             self._starting = None

@@ -33,6 +33,7 @@ from otel_train.recording.events import Flag
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_train.accounting.nesting import OpenStage
     from otel_train.accounting.phases import BatchPhases
 
 LOOKS_AHEAD: Final = 8
@@ -69,6 +70,7 @@ class Pass:
         ended: it has no further batch, or its iterator is gone.
         drawn_again: it gave one batch, as the pass of its loader before: ``next(iter(loader))`` in a loop.
         is_behind: an evaluation looks one batch ahead in it: the step of its last batch is to come.
+        is_of_model: its last request was inside a forward, of a model that draws its own batches.
         making: time in which its iterator was made.
         making_ns: how long that took; -1 once its first batch is there.
     """
@@ -82,6 +84,7 @@ class Pass:
     ended: bool = False
     drawn_again: bool = False
     is_behind: bool = False
+    is_of_model: bool = False
     making: list[Item] = field(default_factory=list)
     making_ns: int = -1
 
@@ -123,6 +126,10 @@ class Batch:
     def add(self, asked: Pass) -> None:
         """Adds a pass that is asked for the batch."""
         self.passes.append(asked)
+        self.add_part(asked)
+
+    def add_part(self, asked: Pass) -> None:
+        """Adds a request to a pass that gives a part of the batch."""
         asked.batches += 1
         asked.ended = False
         if asked.making:  # the making of an iterator is a wait for its first batch
@@ -141,6 +148,12 @@ class Batch:
         self.items.clear()
         return items
 
+    def take_items_from(self, ns: int) -> list[Item]:
+        """Returns its time from ``ns`` on, and keeps what lies before."""
+        late = [item for item in self.items if item[BEGUN_NS] >= ns]
+        self.items[:] = [item for item in self.items if item[BEGUN_NS] < ns]
+        return late
+
     def part(self, items: list[Item]) -> Batch:
         """Returns some of its time, as a batch that waits."""
         return Batch(
@@ -157,6 +170,13 @@ class Batch:
     def has_raised(self) -> bool:
         """A call in it ended by an exception."""
         return any((call := item[CALL]) is not None and call[3] for item in self.items)
+
+    @property
+    def is_given(self) -> bool:
+        """The program asked for it, not a model in its forward."""
+        return any(
+            not each.is_of_model for each in (*self.origins, *((self.in_hand,) if self.in_hand else ()))
+        )
 
     @property
     def is_over(self) -> bool:
@@ -223,9 +243,25 @@ class Batches:
 
     # -- what opens a batch ------------------------------------------------------------------------
 
-    def ask(self, asked: Pass) -> None:
-        """Handles a request to a loader for a batch."""
+    def ask_inside(self, asked: Pass, call: OpenStage) -> None:
+        """Handles a request inside a forward, a backward or a gradient.
+
+        It is for a part of the batch that the call was given, as from a memory bank. A forward without one begins the
+        batch that it draws. Its further requests are those of a loop inside it.
+        """
+        batch, loops = self.open, call.asks
+        if loops and batch is not None and not batch.passes and batch.has_forward:
+            loops = False  # its first request has found the end of a pass
+        if batch is not None and not loops and (call.kind != FORWARD or batch.is_given):
+            batch.add_part(asked)
+        else:
+            self.ask(asked, since_ns=-1 if loops else call.begun_ns)
+            call.asks = asked.is_of_model = call.kind == FORWARD
+
+    def ask(self, asked: Pass, *, since_ns: int = -1) -> None:
+        """Handles a request to a loader for a batch. ``since_ns``: the batch begins before it, with a call that is open."""
         self._phases.begin()
+        asked.is_of_model = False
         self._join_or_part(asked)
         batch, row = self.open, []
         if batch is not None and batch.passes and not batch.shows:
@@ -240,10 +276,12 @@ class Batches:
         if batch is None:
             self._drop_left_over()
         self._phases.left_over = None
+        call = [] if batch is None or since_ns < 0 else batch.take_items_from(since_ns)
         if not row:
             self.boundary(_ASK, asked)
         self._interrupt(batch, asked)
-        self._open(opened := Batch(loader=asked.source, row=row, asked_in=self._book.open))
+        opened = Batch(loader=asked.source, items=call, row=row, asked_in=self._book.open)
+        self._open(opened)
         opened.add(asked)
 
     def _interrupt(self, batch: Batch | None, asked: Pass) -> None:
@@ -296,10 +334,10 @@ class Batches:
             for batch in self._phases.waiting:
                 batch.fetched = batch.fetched and left_over not in batch.passes
 
-    def fetched(self, source: int) -> None:
-        """Handles a batch that a loader returned."""
-        if self.open is not None:
-            self.open.loader, self.open.fetched = source, True
+    def fetched(self, asked: Pass) -> None:
+        """Handles a batch that a loader returned, unless it is a part of one."""
+        if self.open is not None and asked in self.open.passes:
+            self.open.loader, self.open.fetched = asked.source, True
 
     def epoch(self) -> None:
         """Handles the start or the end of an epoch, as the program says it: a batch that was asked for and used is over."""
@@ -406,11 +444,18 @@ class Batches:
         phase = self._phases.phase_of(ended)
         if ended.ahead and phase == TRAIN:  # a batch that was fetched ahead may be trained on next
             self._book.open.asked = True
+        begun: list[Item] = []
+        if ended.is_of_model and not batch.fetched:  # the forward that has asked goes on, and may ask again
+            begun = [item for item in batch.items if item[SHOWS] in FORWARDS]
+            batch.items[:] = [item for item in batch.items if item not in begun]
         if self._phases.is_unused(ended):
             self._book.apart(batch.items, Activity.OUTSIDE)
         else:  # it is of no batch, or between loaders that are asked together, for one that did not come
             self._book.waits_alone(batch.items, phase, batch.loader)
-        self._open(self._batch_in_hand() if looks_ahead else None)
+        following = self._batch_in_hand() if looks_ahead or begun else None
+        if following is not None:
+            following.items += begun
+        self._open(following)
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
         """Judges the open batch up to here. ``asked``: the pass that is asked next."""

@@ -83,7 +83,7 @@ class OpenStage:
         counts: it is an occurrence of its own, not a part of an outer one.
         has_inner: other stages began inside it.
         again: of a user stage: blocks of its name that have begun since, and not ended. They are a part of it.
-        asks: of an optimizer: it is known that loaders are asked inside it.
+        asks: of an optimizer: it is known that loaders are asked inside it; of a forward: it has drawn its batch itself.
         home: of a user stage that has several intervals: see ``Home``.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from otel_train.recording.events import Flag, Op, SourceKind
-from tests.support.edges import Book, Tape, account_for, phase_name
+from tests.support.edges import TRAINING, Book, Tape, account_for, phase_name
 
 MICRO = 55
 STEP = 62
@@ -127,6 +127,30 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("a hook of an optimizer that evaluates is no failure",
          times(2, lambda t: t.micro().begin(OPTIMIZER, "SGD").spend(4).validate(2).end(OPTIMIZER, "SGD")).stop(),
          updates=(2, 0), failed=[0, 0], evals=[16] * 4),
+    # A memory bank, and noise of a gradient hook: parts of the batch in hand.
+    loop("a loader that is asked inside a forward gives a part of the batch in hand",
+         times(2, lambda t: t.ask().begin(FORWARD, "model", flags=TRAINING).ask("bank", 4).spend(16)
+               .end(FORWARD, "model").backward().update())
+         .ask("val", 2).begin(FORWARD, "model").ask("bank", 4).spend(7).end(FORWARD, "model").stop("val"),
+         durations=[STEP] * 2, evals=[13], phase={"train": 2 * STEP, "eval": 13 + 5}, count={"code": 2, "bank": 3, "model": 3, "backward": 2, "SGD": 2, "val": 1},
+         batches={"code": [("train", -1)] * 2, "bank": [("train", -1)] * 2 + [("eval", -1)], "val": [("eval", -1)]},
+         owner={"code": 10, "bank": 12, "model": 39, "backward": 60, "SGD": 14, "val": 7}),
+    loop("a loader that is asked inside a backward gives a part of the batch in hand",
+         times(2, lambda t: t.ask().forward().begin(BACKWARD, "backward").ask("noise", 4).spend(26)
+               .end(BACKWARD, "backward").update()).validate(2),
+         durations=[STEP] * 2, evals=[16] * 2, labels={"train": "code", "eval": "val"},
+         calls={"backward": [(30, 0)] * 2}, owner={"code": 10, "noise": 8, "model": 62, "backward": 52, "SGD": 14, "val": 15}),
+    loop("a model that draws its own batch begins it with its forward",
+         times(2, lambda t: t.begin(FORWARD, "model", flags=TRAINING).spend(1).ask("code", 5).spend(14)
+               .end(FORWARD, "model").backward().update().spend(2))
+         .repeat(2, lambda t: t.begin(FORWARD, "model").ask("val", 5).spend(7).end(FORWARD, "model")),
+         durations=[20 + 37 + 2, 20 + 37], evals=[12] * 2, labels={"train": "code", "eval": "val"},
+         batches={"code": [("train", -1)] * 2, "val": [("eval", -1)] * 2}),
+    loop("a loop inside a forward has the steps and evaluations of its loop",
+         times(2, lambda t: t.begin(FORWARD, "learner", flags=TRAINING)
+               .repeat(2, lambda t: t.ask().backward().update()).ask("val").spend(9).end(FORWARD, "learner")
+               .begin(FORWARD, "learner").repeat(2, lambda t: t.ask("val", 5).spend(11)).stop("val").end(FORWARD, "learner")),
+         updates=(4, 0), labels={"train": "code", "eval": "val"}, count={"code": 4, "val": 6, "learner": 4, "backward": 4, "SGD": 4}),
     loop("a closure may ask a loader that nothing has asked before",
          times(2, lambda t: t.ask().begin(OPTIMIZER, "LBFGS", flags=Flag.CLOSURE).ask("more").forward().backward()
                .ask("more").forward().backward().end(OPTIMIZER, "LBFGS")).stop(),

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
+from typing import Any
 
-from tests.integration.loops.truth import EVAL, TRAIN, TRAIN_AND_VAL, Watch, loss_of, sgd, timed
+import torch
+from torch.utils.data import DataLoader
+
+from tests.integration.loops.truth import (
+    EVAL,
+    TRAIN,
+    TRAIN_AND_VAL,
+    Net,
+    Truth,
+    Watch,
+    loader,
+    loop,
+    loss_of,
+    sgd,
+    timed,
+)
 
 
 @timed
@@ -173,3 +189,71 @@ def a_batch_of_another_loader_inside_a_batch(watch: Watch) -> None:
         truth.step()
         if i < 5:
             truth.work(0.02)
+
+
+class _Recalling(Net):
+    """Adds rows of a memory to its input."""
+
+    truth: Truth
+    memory: Iterator[Any]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        recalled, _ = next(self.memory)
+        self.truth.batch("memory")
+        return super().forward(x + recalled.mean(0))
+
+
+@loop
+def a_memory_asked_in_every_forward(watch: Watch) -> Truth:
+    """Retrieval: the model asks a loader inside its forward. Those rows are a part of the batch that it was given."""
+    truth = watch.truth()
+    model = _Recalling()
+    loaders = {name: loader(batches) for name, batches in (("train", 6), ("val", 3), ("memory", 40))}
+    optimizer = sgd(model)
+    watch(model, loaders)
+    model.truth, model.memory = truth, iter(loaders["memory"])
+    for _ in range(2):
+        truth.train_on(model, optimizer, loaders["train"])
+        truth.evaluate_on(model, loaders["val"])
+    return truth
+
+
+class _Drawing(Net):
+    """Draws its batches itself, in either mode from another loader."""
+
+    truth: Truth
+    batches: dict[str, DataLoader[Any]]
+    drawn: dict[str, Iterator[Any]]
+
+    def forward(self, _: Any = None) -> torch.Tensor:
+        name = "train" if self.training else "val"
+        batch = next(self.drawn[name], None)
+        if batch is None:
+            self.drawn[name] = iter(self.batches[name])
+            batch = next(self.drawn[name])
+        self.truth.batch(name)
+        return loss_of(super().forward, batch)
+
+
+@loop
+def a_model_that_draws_its_own_batches(watch: Watch) -> Truth:
+    """``loss = model()``: the batch begins with the forward in which it is asked for, also where a pass ends in that."""
+    truth = watch.truth()
+    model = _Drawing()
+    model.batches = {"train": loader(4), "val": loader(3)}
+    watch(model, model.batches)
+    model.truth, model.drawn = truth, {name: iter(each) for name, each in model.batches.items()}
+    optimizer = sgd(model)
+    for step in range(10):
+        truth.forward()
+        truth.backward(model())
+        truth.update_that_ends_a_step(optimizer)
+        if step % 5 == 4:
+            model.eval()
+            with torch.no_grad():
+                for _ in range(2):
+                    truth.forward(EVAL)
+                    model()
+                    truth.step(EVAL)
+            model.train()
+    return truth
