@@ -53,6 +53,8 @@ A snapshot that cannot be written as a request (``serialization``) is followed b
 
 _log = logging.getLogger("otel_train")
 
+_OTHER_RUN = "run_id=%r: another process has rank 0 of this run and goes on. This one is run %r; give each an id of its own"
+
 
 class SharedExporters:
     """Exporters shared by all ranks of one agent; ``alone``: it serves one rank."""
@@ -106,6 +108,8 @@ class ExportManager:
                 restarts=info.attempt,
                 run=_run_document(config, info, origins), max_bytes=config.max_run_dir_bytes, owner=info.pid,
             )  # fmt: skip
+            if config.run_id and directory.run_id != info.run_id and info.rank == 0:
+                _log.warning(_OTHER_RUN, info.run_id, directory.run_id)
         return cls(config, info, environ, directory, origins=origins, shared=shared)
 
     @property

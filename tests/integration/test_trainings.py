@@ -167,6 +167,7 @@ def test_trainings_with_the_same_rank_at_the_same_time_are_runs_of_their_own(tmp
             env=environment(**variables(runs)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         for steps in ("3", "5")
@@ -174,10 +175,10 @@ def test_trainings_with_the_same_rank_at_the_same_time_are_runs_of_their_own(tmp
     for process in running:
         assert process.stdout is not None
         assert process.stdout.readline() == "trains\n"
-    for process in running:
-        process.communicate("\n", timeout=LIMIT_S)
+    said = [process.communicate("\n", timeout=LIMIT_S)[1] for process in running]
 
     assert [process.returncode for process in running] == [0, 0]
+    assert "".join(said).count("run_id='job': another process has rank 0 of this run") == 1
     assert sorted(kept(runs)) == ["job-2/rank0", "job/rank0"]
     assert sorted(row[3] for row in kept(runs).values()) == [3, 5]
 
