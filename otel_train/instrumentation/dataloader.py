@@ -420,6 +420,7 @@ class DataLoaderPatch:
             if probe is None or thread in probe.opening:  # called by that of a class derived from this one
                 return original(loader)
             opening = probe.opening[thread] = Opening(probe.next_pass(), [])
+            self._await(loader, opening)
             try:
                 iterator = original(loader)
             finally:
@@ -428,10 +429,18 @@ class DataLoaderPatch:
 
         return __iter__
 
+    def _await(self, loader: Any, opening: Opening) -> None:
+        """Times no iterator that a loader keeps until its ``__iter__`` has returned."""
+        for kept in iterators_of(loader):
+            if PROBE in kept.__dict__:
+                kept.__class__ = self._unasked(type(kept).__mro__[1])
+                kept.__dict__.pop(NEXT, None)
+                opening.made.append(kept)
+
     def _opened(self, iterator: Any, loader: Any, probe: LoaderProbe, opening: Opening) -> Any:
         """Returns what a loader has returned from ``__iter__``; timed, if it is neither torch's iterator nor a generator."""
         kind = type(iterator)
-        timed = issubclass(kind, (self._base, _InstrumentedIterator, GeneratorType)) or iterator is loader
+        timed = issubclass(kind, (self._base, _InstrumentedIterator, GeneratorType))
         probe.passed_on = hasattr(kind, "__next__") and not timed
         if probe.passed_on:
             probe.begins()

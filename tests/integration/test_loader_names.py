@@ -730,6 +730,30 @@ class Filters(DataLoader[Any]):
         return _Filtered(super()._get_iterator())
 
 
+class Preloads(DataLoader[Any]):
+    """Returns itself, and holds the next batch already, as prefetchers to a device do."""
+
+    def __iter__(self) -> Any:
+        self.batches = super().__iter__()
+        self.following = next(self.batches, None)
+        return self
+
+    def __next__(self) -> Any:
+        batch, self.following = self.following, next(self.batches, None)
+        if batch is None:
+            raise StopIteration
+        return batch
+
+
+class Resumes(DataLoader[Any]):
+    """Passes over the batches of an earlier run, and returns torch's iterator."""
+
+    def __iter__(self) -> Any:
+        batches = super().__iter__()
+        next(batches)
+        return batches
+
+
 class Counts(DataLoader[Any]):
     """Returns torch's iterator."""
 
@@ -751,7 +775,9 @@ def training(model: Net, batches: Callable[[], Any], passes: int = 2) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("known", ["given", "found", "found, of a class made before the session"])
-@pytest.mark.parametrize("kind", [ReadsAhead, ReadsItselfAhead, Moves, Keeps, Filters, Counts])
+@pytest.mark.parametrize(
+    "kind", [ReadsAhead, ReadsItselfAhead, Moves, Keeps, Filters, Preloads, Resumes, Counts]
+)
 def test_the_waits_of_a_loader_are_those_for_what_the_loop_iterates(
     kind: type[DataLoader[Any]], known: str, workers: int, observed: Observed
 ) -> None:
@@ -774,7 +800,7 @@ def test_the_waits_of_a_loader_are_those_for_what_the_loop_iterates(
     waits = {
         row["loader"]: row["count"] for row in summary["stages"] if row["stage"] == "data" and row["count"]
     }
-    batches = 2 * len(make())
+    batches = 2 * (len(make()) - (kind is Resumes))
 
     assert waits == {"rows": batches}
     assert summary["batches"]["rows"] == summary["steps"]["train"] == batches
