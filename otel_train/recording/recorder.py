@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import threading
@@ -85,7 +86,7 @@ class Recorder:
     ) -> None:
         self.threads: list[ThreadRing] = []
         self.sources: list[Instrumented] = []
-        self.identity: dict[str, object] = {}
+        self._identity, self._rows = "{}", ""  # as JSON
         self.when_silenced: list[Callable[[], None]] = []
         self._memory = memory
         self._clock = clock
@@ -120,6 +121,7 @@ class Recorder:
                 return MAX_SOURCES - 1
             self.sources.append(source)
             self._numbers[source] = number
+            self._rows += (", " if number else "") + json.dumps(list(source))
             self._write_names()
         self.changed()
         return number
@@ -175,7 +177,7 @@ class Recorder:
     def set_identity(self, identity: dict[str, object]) -> None:
         """Stores the identity of this process, for readers of the flight file."""
         with self._lock:
-            self.identity = identity
+            self._identity = json.dumps(identity)
             self._write_names()
 
     def silence(self) -> None:
@@ -270,8 +272,9 @@ class Recorder:
         return thread
 
     def _write_names(self) -> None:
+        """Stores the table of names. Its rows are kept as text: a program that names every step anew has thousands."""
         if not self._closed:  # else the memory is that of the parent of a forked child
-            self._memory.write_names({"identity": self.identity, "sources": [list(s) for s in self.sources]})
+            self._memory.write_names(f'{{"identity": {self._identity}, "sources": [{self._rows}]}}')
 
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

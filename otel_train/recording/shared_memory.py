@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import mmap
 import os
 import struct
@@ -224,11 +223,11 @@ class FlightMemory(RankMemory):
         """Rings that no thread has, and that have been read to their end by whoever shares the memory."""
         return [index for index, used in enumerate(self._lowest_bytes()) if index and not used]
 
-    def write_names(self, names: dict[str, Any]) -> None:
-        """Stores the names of sources. If they do not fit, the oldest are kept."""
-        text = json.dumps(names).encode()
-        if len(text) > NAMES_HALF:
+    def write_names(self, names: str) -> None:
+        """Stores the names of sources, as JSON in ASCII. If they do not fit, the oldest are kept."""
+        if len(names) > NAMES_HALF:
             return
+        text = names.encode()
         half = 1 - self._header.names_half
         offset = NAMES_OFFSET + half * NAMES_HALF
         self.view[offset : offset + len(text)] = text

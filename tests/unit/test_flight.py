@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -124,8 +125,8 @@ def test_names_are_whole_after_every_change(tmp_path: Path) -> None:
 def test_names_that_do_not_fit_leave_the_older_ones(tmp_path: Path) -> None:
     """Half a table is worse than an older one."""
     memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
-    memory.write_names({"sources": [[0, "code", ""]]})
-    memory.write_names({"sources": [[0, "x" * 200_000, ""]]})
+    memory.write_names(json.dumps({"sources": [[0, "code", ""]]}))
+    memory.write_names(json.dumps({"sources": [[0, "x" * 200_000, ""]]}))
 
     assert read_flight(tmp_path / "flight.bin").sources == (Instrumented(SourceKind.DATA, "code"),)
     memory.close()
@@ -275,7 +276,7 @@ def test_a_number_out_of_its_range_is_refused_by_name(
 def test_a_table_of_names_that_is_none_is_refused(tmp_path: Path, names: Any) -> None:
     """Codes that point into it would name the wrong stage."""
     memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
-    memory.write_names(names)
+    memory.write_names(json.dumps(names))
     memory.close()
 
     with pytest.raises(RunDirectoryError, match="its table of"):
@@ -285,9 +286,8 @@ def test_a_table_of_names_that_is_none_is_refused(tmp_path: Path, names: Any) ->
 def test_an_identity_with_something_else_in_it_loses_that_alone(tmp_path: Path) -> None:
     """Who wrote a file is for people; it hides no step."""
     memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
-    memory.write_names(
-        {"identity": {"run_id": "r1", "rank": "0", "attempt": -1, "host": ["h"], "world_size": 2}}
-    )
+    identity = {"run_id": "r1", "rank": "0", "attempt": -1, "host": ["h"], "world_size": 2}
+    memory.write_names(json.dumps({"identity": identity}))
     memory.close()
 
     assert read_flight(tmp_path / "flight.bin").identity == {"run_id": "r1", "world_size": 2}
