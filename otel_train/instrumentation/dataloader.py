@@ -727,6 +727,7 @@ class InstrumentedIterable:
     def __iter__(self) -> Iterator[Any]:
         probe = self._probe
         probe.inner = lambda: None  # it is timed here, and not where the iterable asks what it holds
+        probe.begins()
         probe.pass_starts()
         ask = probe.next_pass()
         probe.edge(ask | START_BITS)

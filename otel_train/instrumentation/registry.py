@@ -76,6 +76,7 @@ class ProbeRegistry:
         self._module_patch: ModulePatch | None = None
         self._recorder = recorder
         self._by_loader: dict[int, LoaderProbe] = {}
+        self._most_known = 0
         self._found: set[str] = set()
         self._timed_kinds: dict[type, Callable[[Any], Iterator[Any]]] = {}
         self._undo: list[Callable[[], None]] = []
@@ -246,11 +247,15 @@ class ProbeRegistry:
         return probe
 
     def _forget_dead(self) -> None:
+        """Drops what is known of loaders that are gone, each time that there are twice as many as were left."""
+        if len(self._by_loader) < self._most_known:
+            return
         self._by_loader = {
             key: probe
             for key, probe in self._by_loader.items()
             if key in (id(probe.loader()), id(probe.inner()))
         }
+        self._most_known = 2 * len(self._by_loader) + MOST_FOUND
 
     def _stand_in(self, made: Any) -> None:  # Any: a DataLoader
         """Lets a DataLoader that a framework makes from a given one, as accelerate's ``prepare`` does, iterate in its place."""
@@ -258,10 +263,13 @@ class ProbeRegistry:
             return
         with self._naming, self._lock:
             for probe in self.loaders.values():
+                if not probe.given or probe.began_ns:  # first: there may be thousands
+                    continue
                 inner = probe.inner()
                 given = probe.loader() if inner is None else inner  # the truth of a loader is its length
-                fits = probe.given and not probe.began_ns and _is_data_loader(given)
-                if fits and given.dataset is made.dataset and is_passed(given):
+                if given is None or not _is_data_loader(given):
+                    continue
+                if given.dataset is made.dataset and is_passed(given):
                     probe.inner, self._by_loader[id(made)] = weakref.ref(made), probe
                     return
 
