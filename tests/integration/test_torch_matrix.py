@@ -87,4 +87,4 @@ def test_training_is_the_same_and_counted_right(torch: str, tmp_path: Path) -> N
     }
     if base is None:
         pytest.skip(f"passed on {sys.version.split()[0]}: there is no Python {VERSIONS[torch]} here")
-    assert instrumented["python"] == VERSIONS[torch]
+    assert instrumented["python"] in VERSIONS[torch].split()
