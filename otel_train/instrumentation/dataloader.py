@@ -529,17 +529,19 @@ def _timed_subclass(cls: Any) -> type:
         "__del__": _disposing(cls),
         INIT: WorkerInit(),
     }
-    timed = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
-    timed.__qualname__ = cls.__qualname__
-    return timed
+    return _subclass(cls, names)
 
 
 def _unasked_subclass(cls: Any) -> type:
     """Returns the class of an iterator whose workers are timed, and whose passes begin; who asks it is not known, or timed itself."""
-    names = {"_reset": _resetting(cls), INIT: WorkerInit()}
-    unasked = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
-    unasked.__qualname__ = cls.__qualname__
-    return unasked
+    return _subclass(cls, {"_reset": _resetting(cls), INIT: WorkerInit()})
+
+
+def _subclass(cls: Any, names: Mapping[str, Any]) -> type:
+    """Returns a class derived from ``cls`` that has ``names``, and looks like ``cls``."""
+    made = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    made.__qualname__ = cls.__qualname__
+    return made
 
 
 def _resetting(cls: Any) -> Callable[..., None]:
