@@ -170,6 +170,25 @@ def test_validate_names_every_wrong_value_of_every_file(run: Path, cli: Cli) -> 
     }
 
 
+@pytest.mark.parametrize("value", [-5, -0.5, "-5", "-Infinity"])
+def test_a_negative_count_or_duration_on_a_line_of_metrics_is_wrong(value: object) -> None:
+    """Counters and histograms of durations only grow. A gauge, such as a logged loss, may have any value."""
+
+    def wrong(kind: str, **point: object) -> list[str]:
+        metric = {"name": "m", kind: {"dataPoints": [{"attributes": [], **point}]}}
+        line = {
+            "resourceMetrics": [{"resource": {"attributes": []}, "scopeMetrics": [{"metrics": [metric]}]}]
+        }
+        return [said.partition(" is ")[0].rpartition(".")[2] for said in wrong_values(line, "files/metrics")]
+
+    good = {"sum": 1.0, "scale": 3}
+
+    assert wrong("gauge", asDouble=value) == []
+    assert wrong("sum", asDouble=value) == ["asDouble"]
+    for name in ("sum", "min", "max"):
+        assert wrong("exponentialHistogram", **{**good, name: value}) == [name]
+
+
 def test_a_key_of_any_length_is_cut() -> None:
     """A file may have a key of megabytes."""
     [said] = wrong_values({"steps": {"a" * 100_000: -1}}, "summary", complete=False)
