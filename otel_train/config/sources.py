@@ -148,18 +148,32 @@ def _read(path: Path) -> bytes:
 def _from_project(path: Path) -> _Source:
     try:
         raw = _read(path)
-        if not re.search(_MAY_HAVE_TABLE, raw):  # parsing takes 5 ms, with the import of the parser
+        if not re.search(
+            _MAY_HAVE_TABLE, raw.replace(b"\0", b"")
+        ):  # parsing takes 5 ms, with the import of the parser
             return str(path), GivenSettings({}, [])
         toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         tool = toml.loads(raw.decode("utf-8", "replace")).get("tool")
     except OSError as error:
         return _unread(path, f"{path}: {_unreadable(error, 'Make it readable')}")
     except (ValueError, RecursionError) as error:
-        return _unread(path, f"{path}: no TOML: {error}. Correct it; otel_train reads [tool.{TABLE}] in it")
+        problem = _encoding_problem(raw) or f"{error}. Correct it"
+        return _unread(path, f"{path}: no TOML: {problem}; otel_train reads [tool.{TABLE}] in it")
     tables = tool if isinstance(tool, dict) else {}
     if "otel-train" in tables:
         return _unread(path, f"{path}: [tool.otel-train]: not a table that is read. Write [tool.{TABLE}]")
     return _checked(tables.get(TABLE), str(path), f"{path}: [tool.{TABLE}]")
+
+
+def _encoding_problem(raw: bytes) -> str:
+    """Returns why a file is no UTF-8 as TOML wants it, and the remedy; "" where it may be."""
+    if b"\0" in raw:
+        encoding = "UTF-16 or UTF-32"
+    elif raw.startswith(b"\xef\xbb\xbf"):
+        encoding = "UTF-8 with a byte order mark"
+    else:
+        return ""
+    return f"its encoding is {encoding}. Save it as UTF-8 without a byte order mark"
 
 
 def _unreadable(error: OSError, remedy: str) -> str:

@@ -195,6 +195,28 @@ def test_a_project_file_that_cannot_be_read_is_said_and_passed_over(
     assert ignored(folder=project) == f"{path}: cannot be read: Permission denied. Make it readable"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [
+        ("utf-8-sig", "UTF-8 with a byte order mark"),
+        ("utf-16", "UTF-16 or UTF-32"),
+        ("utf-16-le", "UTF-16 or UTF-32"),
+        ("utf-32", "UTF-16 or UTF-32"),
+    ],
+)
+def test_a_project_file_in_an_encoding_that_toml_forbids_is_said(
+    project: Path, encoding: str, name: str
+) -> None:
+    """An editor, or ``>`` of PowerShell, writes it; its table was passed over without a word."""
+    path = project / "pyproject.toml"
+    path.write_text('[tool.otel_train]\nrun_name = "x"\n', encoding=encoding)
+
+    assert ignored(folder=project) == (
+        f"{path}: no TOML: its encoding is {name}. Save it as UTF-8 without a byte order mark; "
+        "otel_train reads [tool.otel_train] in it"
+    )
+
+
 def test_a_settings_file_that_never_ends_or_never_begins_is_not_read(tmp_path: Path) -> None:
     """A device gives bytes for ever, and a pipe without a writer blocks the start of training."""
     pipe, endless = tmp_path / "pipe", tmp_path / "endless.yaml"
