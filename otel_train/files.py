@@ -681,8 +681,8 @@ def last_metrics(path: Path) -> dict[str, Any]:
     try:
         lines = read_part(path, -MOST_LINE_BYTES, MOST_LINE_BYTES).splitlines(keepends=True)
     except OSError as error:
-        why = error.strerror or error
-        raise RunDirectoryError(f"{path}: cannot be read: {why}. Has training begun?") from error
+        hint = " Has training begun?" if isinstance(error, FileNotFoundError) else ""
+        raise RunDirectoryError(f"{path}: cannot be read: {error.strerror or error}.{hint}") from error
     for line in reversed(lines):
         value = parse_line(line)
         if value is not None and "resourceMetrics" in value:

@@ -19,7 +19,7 @@ from otel_train.config.sources import resolve
 from otel_train.datamodel import FLIGHT_FILE
 from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.exporters.run_directory import earlier_trainings, find_run
-from otel_train.files import mark_of, rank_folders
+from otel_train.files import mark_of, problem_of, rank_folders
 from otel_train.profiler.storage import OF_A_RANK, captures_of, taken_together
 from otel_train.safety import printable
 from otel_train.trace_analysis.events import Trace, read
@@ -196,6 +196,9 @@ def ranks_with(run: Path, file_name: str) -> Mapping[int, Path]:
     every = rank_folders(run).items()
     if found := {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}:
         return found
+    for path in (folder / file_name for _, folder in every):
+        if os.path.lexists(path):
+            raise RunDirectoryError(f"{path}: cannot be read: {problem_of(path)}")
     switched_off = " Or is it switched off (flight_recorder=False)?" if file_name == FLIGHT_FILE else ""
     raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?{switched_off}")
 

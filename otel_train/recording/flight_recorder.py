@@ -125,8 +125,10 @@ def read_flight(path: Path) -> Flight:
             data = file.read(most)
         return flight_in(before, data)
     except OSError as error:
-        why = error.strerror or error
-        raise RunDirectoryError(f"{path}: {why}. Was the run started with flight_recorder=True?") from error
+        hint = (
+            " Was the run started with flight_recorder=True?" if isinstance(error, FileNotFoundError) else ""
+        )
+        raise RunDirectoryError(f"{path}: {error.strerror or error}.{hint}") from error
     except ValueError as error:
         raise RunDirectoryError(f"{path}: {error}") from error
 

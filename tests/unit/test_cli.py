@@ -565,6 +565,29 @@ def test_a_rank_that_left_nothing_is_named(run_of_two: Path, words: list[str], c
     ).refused
 
 
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [
+        ("summary.json", ["summary", "report"]),
+        ("flight.bin", ["postmortem"]),
+        ("metrics.otlp.jsonl", ["compare"]),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_named_instead_of_asking_whether_training_has_begun(
+    name: str, commands: list[str], run_of_two: Path, cli: Cli
+) -> None:
+    """It has begun: the question sent the reader to the wrong place."""
+    for rank in (0, 1):
+        path = run_of_two / f"rank{rank}" / name
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+
+    for command in commands:
+        said = cli(command, *[run_of_two] * (2 if command == "compare" else 1)).refused
+        assert f"rank0/{name}: cannot be read: a pipe or a device" in said
+        assert "begun" not in said
+
+
 @pytest.mark.parametrize("command", ["summary", "postmortem", "compare"])
 def test_no_line_is_wider_than_a_narrow_terminal(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
