@@ -47,7 +47,7 @@ _UNLIMITED = 1 << 62
 _TRIES = 16
 _NOT_COPIED = (
     "until it can be written, which is tried every second, live progress and the last steps of a killed run are missing: "
-    "free space for the run directory, or let this user write there; training is not affected"
+    "free space for the run directory, or raise ulimit -f, or let this user write there; training is not affected"
 )
 
 

@@ -166,7 +166,7 @@ def test_a_disk_that_was_full_gets_all_of_the_last_steps_once_it_accepts_writes(
     assert (
         "No space left on device; until it can be written, which is tried every second, live progress" in line
     )
-    assert "are missing: free space for the run directory, or " in line
+    assert "are missing: free space for the run directory, or raise ulimit -f, or " in line
 
     fill.unlink()
     rings.copy_now(7_000)
