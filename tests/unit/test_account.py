@@ -402,6 +402,13 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("batches of a declared phase in which no model runs are steps",
          Tape().step().stop().repeat(4, lambda t: t.ask("held out", phase="eval").spend(7)).stop("held out", phase="eval"),
          evals=[5 + 7] * 4, phase={"train": STEP + 5, "eval": 4 * 12 + 5}),
+    loop("a loader that is declared to train trains, whatever its name and its forwards say",
+         times(2, lambda t: t.repeat(2, lambda u: u.ask("val", phase="train").forward(11, flags=0)).stop("val", phase="train").step()),
+         durations=[2 * (5 + 11) + STEP] * 2, evals=[], phase={"train": 2 * (2 * 16 + 5 + STEP)}),
+    loop("so it does where it is asked while a batch is in hand, or before an update",
+         times(2, lambda t: t.ask().ask("val", phase="train").forward(11, flags=0).forward().backward()
+               .ask("val", phase="train").forward(11, flags=0).update()).stop(),
+         durations=[STEP + 2 * (5 + 11)] * 2, evals=[]),
     # A forward without gradients that no update follows is no step.
     loop("batches of two loaders whose iterators are gone before they are used are one batch",
          Tape().step().stop().ask("val", 5, iterator=1).ask("images", 6, iterator=2).dispose("val", 1)
