@@ -409,6 +409,20 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          times(2, lambda t: t.ask().ask("val", phase="train").forward(11, flags=0).forward().backward()
                .ask("val", phase="train").forward(11, flags=0).update()).stop(),
          durations=[STEP + 2 * (5 + 11)] * 2, evals=[]),
+    # A model in evaluation mode trains, too: frozen statistics of batches. Gradients without an update are an attack where a name says so.
+    loop("accumulation in evaluation mode is training",
+         times(2, lambda t: t.repeat(2, lambda u: u.ask().forward(flags=Flag.GRAD).backward()).update()).stop(),
+         durations=[2 * MICRO + 7] * 2, evals=[]),
+    loop("so it is in a pass over a loader whose name says evaluation, once it has trained",
+         times(2, lambda t: t.ask("val").forward(flags=Flag.GRAD).backward().update()
+               .repeat(2, lambda u: u.ask("val").forward(flags=Flag.GRAD).backward()).update()).stop("val"),
+         durations=[STEP, 2 * MICRO + 7] * 2, evals=[]),
+    loop("gradients in evaluation mode in batches of a loader whose name says evaluation are an attack",
+         times(2, lambda t: t.step().stop().repeat(2, lambda u: u.ask("val").forward(flags=Flag.GRAD).backward()).stop("val")),
+         durations=[STEP] * 2, evals=[MICRO] * 4),
+    loop("zipped with a training loader they are not",
+         times(2, lambda t: t.repeat(2, lambda u: u.ask("val").ask().forward(flags=Flag.GRAD).backward()).update())
+         .stop("val").stop(), durations=[2 * (5 + MICRO) + 7] * 2, evals=[]),
     # A forward without gradients that no update follows is no step.
     loop("batches of two loaders whose iterators are gone before they are used are one batch",
          Tape().step().stop().ask("val", 5, iterator=1).ask("images", 6, iterator=2).dispose("val", 1)
