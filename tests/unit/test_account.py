@@ -423,6 +423,9 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("zipped with a training loader they are not",
          times(2, lambda t: t.repeat(2, lambda u: u.ask("val").ask().forward(flags=Flag.GRAD).backward()).update())
          .stop("val").stop(), durations=[2 * (5 + MICRO) + 7] * 2, evals=[]),
+    loop("in a batch of such a loader that trains, forwards without gradients are a teacher's where no other batch is in hand",
+         times(3, lambda t: t.ask("val").forward(11, flags=0).forward().backward().update()).stop("val"),
+         durations=[STEP + 11] * 3, evals=[]),
     # A forward without gradients that no update follows is no step.
     loop("batches of two loaders whose iterators are gone before they are used are one batch",
          Tape().step().stop().ask("val", 5, iterator=1).ask("images", 6, iterator=2).dispose("val", 1)
