@@ -28,6 +28,7 @@ from otel_train.accounting.nesting import (
 from otel_train.accounting.phases import BatchPhases
 from otel_train.accounting.steps import (
     BEGUN_NS,
+    FORWARD_GRAD,
     FORWARDS,
     GRADIENTS_MADE,
     MOST_HELD,
@@ -341,15 +342,22 @@ class ThreadAccount(Nesting):
         elif COMPUTES_BY_KIND[kind] and not self._saving:
             if stage.counts or not self.stack:
                 batches.compute(stage.source, stage.flags)
-            if kind == FORWARD and stage.counts:
-                stack, shows = (*self.stack, stage.source), FORWARDS[stage.flags & _HOW]
-                (self._aside or batches.place)((stack, ns, 0, shows, None, None, (), stage.payload))
+            if kind == FORWARD:
+                self._begin_forward(ns, stage)
             elif kind == SCALER:
                 self._updated_in_scaler = False
             elif kind == BACKWARD:
                 self._book.backward_seen = True
         else:
             self._begin_other(stage)
+
+    def _begin_forward(self, ns: int, stage: OpenStage) -> None:
+        shows = FORWARDS[stage.flags & _HOW]
+        if stage.counts:
+            item = (*self.stack, stage.source), ns, 0, shows, None, None, (), stage.payload
+            (self._aside or self._batches.place)(item)
+        elif shows == FORWARD_GRAD:
+            self._phases.trains_inside(stage.source, self.stack)
 
     def _begin_data(self, stage: OpenStage) -> None:
         asked = self._pass_of(stage.source, stage.payload)

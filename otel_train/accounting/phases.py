@@ -74,6 +74,8 @@ class BatchPhases:
         """By loader: what its last pass was for."""
         self._trainable: set[tuple[int, int]] = set()
         """Models, and parts of them, that have run with gradients to train."""
+        self._inside: set[tuple[int, int]] = set()
+        """Models, each with one that has run inside it with gradients to train."""
         self._in_hand = -1
         """Loader of a batch that no model has used when another loader was asked."""
         self._trained_last: list[Pass] = []
@@ -139,6 +141,10 @@ class BatchPhases:
             batch.left_over, batch.loader = None, -1
         for each in batch.passes:
             each.phase = TRAIN
+
+    def trains_inside(self, model: int, stack: tuple[int, ...]) -> None:
+        """Records that a model has run with gradients to train inside those of a stack: it is trained with them."""
+        self._inside |= {(outer, model) for outer in stack if self._sources.kinds[outer] == FORWARD}
 
     # -- a boundary --------------------------------------------------------------------------------
 
@@ -458,8 +464,10 @@ class BatchPhases:
         first = next((n for n, item in enumerate(items) if item[SHOWS] in LIKELY_TRAINING), len(items))
         then = items[first:] if several else items[first : first + 1]
         trains = {(item[STACK][-1], item[PART]) for item in then if item[SHOWS] == FORWARD_GRAD}
-        self._trainable |= trains
         models, looks = {model for model, _ in trains}, []
+        inside = {inner for outer, inner in self._inside if outer in models}
+        models |= inside
+        self._trainable |= trains | {(model, 0) for model in inside}
         for place in range(first):
             if items[place][SHOWS] in FORWARDS and (model := items[place][STACK][-1]) in models:
                 part = items[place][PART]

@@ -340,6 +340,15 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("a forward that evaluates a trained model without a loader is an eval step",
          times(2, lambda t: t.forward().backward().update()).forward(11, flags=0).forward().backward().update(),
          durations=[57] * 3, evals=[11]),
+    # TorchRL: the actor plays by itself, and is trained inside a module that computes the loss.
+    loop("a forward without gradients of a model that is trained inside another one is an eval step",
+         times(2, lambda t: t.forward(11, "actor", flags=0).begin(FORWARD, "loss", flags=TRAINING).forward(5, "actor")
+               .end(FORWARD, "loss").backward().update()),
+         evals=[11, 11], count={"actor": 2, "loss": 2, "backward": 2, "SGD": 2}),
+    loop("a teacher inside the module that computes the loss is no eval step before it",
+         times(2, lambda t: t.forward(11, "teacher", flags=0).begin(FORWARD, "loss", flags=TRAINING).forward(5, "teacher", flags=0)
+               .end(FORWARD, "loss").backward().update()),
+         evals=[], durations=[11 + 5 + 37] * 2),
     # Distillation: the teacher is never trained.
     loop("a teacher without grad in a loop without a loader is no eval step",
          times(2, lambda t: t.forward(11, "teacher", flags=0).forward().backward().update()),
