@@ -555,8 +555,13 @@ class BatchPhases:
     def close(self) -> None:
         """Books the batches that wait: nothing more comes."""
         self._book_pair()
+        self.left_over = None
         several = len(self.waiting) > 1 and self.trained
         for batch in self.waiting:
+            over = bool(batch.passes) and batch.is_over and not batch.dropped
+            if over and all(map(self.is_unused, batch.passes)):
+                self._book.apart(batch.items, Activity.OUTSIDE)
+                continue
             evaluates = several and batch.has_forward and not self._is_given_up(batch)
             self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
         self.waiting = []

@@ -391,6 +391,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().micro().micro().update().micro().stop().forward(11, flags=0).spend(9).micro().update().stop(),
          durations=[2 * MICRO + 7, 2 * MICRO + 7], evals=[11],
          activity={"data_wait": 30, "productive": 4 * 50 + 14, "eval": 11, "outside": 9}),
+    # Ultralytics evaluates a copy of the model; the model that was given runs in no batch of that pass.
+    loop("a last pass of one batch in which no model runs is of no step, as one of several batches",
+         times(2, Tape.step).stop().ask("held", 3).spend(100).stop("held").spend(7),
+         durations=[STEP] * 2, partial=[], activity={"data_wait": 20, "productive": 114, "outside": 110}),
     # accelerate looks ahead; diffusers samples images after the epoch.
     loop("evaluation without a loader after the last batch of a loop that looks ahead has its steps",
          Tape().ask().repeat(2, lambda t: t.ask().forward().backward().update()).stop().forward().backward().update()
