@@ -237,7 +237,7 @@ _GENERIC = frozenset(
     {
         "self", "loader", "data_loader", "dataloader", "dl", "iterable", "iterator", "it", "data", "batches",
         "sequence", "seq", "obj", "x", "value", "item", "args", "loaders", "dataloaders", "data_loaders", "f",
-        "pipeline",
+        "pipeline", "bar", "pbar", "progress", "progress_bar", "prog_bar",
     }
 )  # fmt: skip
 """Names that any loader may have: a name used further out is preferred."""

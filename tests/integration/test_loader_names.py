@@ -276,6 +276,36 @@ def test_a_pipeline_names_the_loader_in_its_list_of_stages(observed: Observed) -
     assert passes(observed(program)) == {"train_pipeline": 2, "val_pipeline": 2}
 
 
+def test_a_progress_bar_does_not_name_the_loader_that_it_shows(observed: Observed) -> None:
+    """Ultralytics: a bar around ``self.dataloader`` of a validator, which the trainer has made for its ``test_loader``."""
+
+    class Bar:
+        def __init__(self, batches: Any) -> None:
+            self.iterable = batches
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from self.iterable
+
+    class Validator:
+        def __init__(self, batches: Any) -> None:
+            self.dataloader = batches
+
+        def validate(self) -> None:
+            bar = Bar(self.dataloader)
+            for _ in bar:
+                pass
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.test_loader = loader(2)
+            self.validator = Validator(self.test_loader)
+
+        def validate(self) -> None:
+            self.validator.validate()
+
+    assert passes(observed(lambda: Trainer().validate())) == {"test_loader": 1}
+
+
 def test_a_given_wrapper_names_the_loader_that_it_iterates(observed: Observed) -> None:
     """``instrument`` may come after the framework has wrapped the loaders."""
     wrapped = Moving(loader(3))
