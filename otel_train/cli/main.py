@@ -113,6 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _forget_stdout()
         return BROKEN_PIPE
     except Exception as error:  # whatever a damaged file or a machine at its limits makes of a command
+        if isinstance(error.__cause__, KeyboardInterrupt):  # in __set_name__, which Python before 3.12 wraps
+            return INTERRUPTED
         if os.environ.get(DEBUG_VARIABLE):
             raise
         is_full = isinstance(error, OSError) and error.errno in _FULL and error.filename is None

@@ -326,6 +326,24 @@ def test_ctrl_c_while_a_command_is_imported_ends_it_quietly() -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_ctrl_c_while_a_class_is_made_ends_a_command_quietly(
+    monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """Python before 3.12 makes a RuntimeError of what ``__set_name__`` raises, as in an import."""
+
+    class Interrupt:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    def interrupted(args: object) -> int:
+        type("Named", (), {"value": Interrupt()})
+        return 0
+
+    monkeypatch.setattr(summary, "run", interrupted)
+
+    assert cli("summary", "r1") == (128 + signal.SIGINT, "", "")
+
+
 WAITING = """
 import sys, time
 from otel_train.cli import summary
