@@ -340,9 +340,12 @@ class AgentClient:
                 self._await_last()
 
     def _log_silence(self, waited_s: float) -> None:
-        if waited_s > SILENT_S and not (self._silence_logged or self._is_opened.is_set()):
-            self._silence_logged = True
-            self.connection.log_silence(waited_s)
+        if waited_s <= SILENT_S or self._silence_logged or self._is_opened.is_set():
+            return
+        if self.connection.channel.wait(0.0):  # it has spoken while another thread held the interpreter
+            return
+        self._silence_logged = True
+        self.connection.log_silence(waited_s)
 
     def _receive(self, timeout_s: float) -> None:
         """Handles the next message, if one comes in time. Only the service thread may receive.

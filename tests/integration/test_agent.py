@@ -1496,6 +1496,31 @@ def test_an_address_that_a_silent_process_has_taken_is_said(begin: Begin) -> Non
     assert process.wait(timeout=60) == 0
 
 
+def test_an_agent_that_began_while_the_interpreter_was_held_is_not_said_to_be_silent(begin: Begin) -> None:
+    """The first call of a library may hold it for a minute; the agent's message waits to be read then."""
+    process = begin(
+        """
+        import ctypes, logging, struct, time
+        from otel_train.agent import client
+        said = []
+        logging.getLogger("otel_train").addFilter(lambda record: said.append(record.getMessage()) or True)
+        session = start()
+        time.sleep(0.2)  # the service thread waits for the agent
+        waiting = struct.pack("ihh", session._service.connection.channel.fileno(), 1, 0)
+        libc = ctypes.PyDLL(None)  # its functions keep the lock
+        client.SILENT_S = 5.0
+        libc.poll(waiting, 1, 10_000)
+        libc.sleep(6)  # the agent has sent what it sends at its start
+        train()
+        session.close()
+        say(session.summary()["steps"]["train"], sum("has not begun" in each for each in said))
+        """
+    )
+
+    assert line(process) == "100 0"
+    assert process.wait(timeout=60) == 0
+
+
 def test_a_client_that_says_nothing_does_not_keep_the_agent(begin: Begin, tmp_path: Path) -> None:
     """Any process of the user can connect: to be silent, to begin a message, or to send what is none."""
     process = begin(
