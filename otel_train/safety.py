@@ -389,7 +389,7 @@ def replace(
         A function that restores the original, unless the replacement has been wrapped.
     """
     there = getattr(owner, name)
-    original = getattr(there, _WAITS_BEFORE, there)
+    original = waited_before(there)
     inherited = name not in vars(owner)
     made = make(original)
     made.__dict__[_INSTEAD_OF] = there
@@ -406,6 +406,11 @@ def replace(
             setattr(owner, name, original)
 
     return undo
+
+
+def waited_before(function: Any) -> Any:  # Any: as above
+    """Returns the original of a function that a waiting detector has replaced, else the function."""
+    return getattr(function, _WAITS_BEFORE, function)
 
 
 def successor(owner: Any, name: str, waited: Callable[..., Any]) -> Callable[..., Any]:  # Any: as above

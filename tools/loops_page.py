@@ -60,8 +60,8 @@ model instead of the function; or a stage around the function |
 | no backward | a step that is compiled whole, or gradients made without autograd | a stage around the step |
 | no update | an optimizer that is not `torch.optim`, or parameters changed without an optimizer | nothing: backwards are the steps; \
 or `otel_train.step()` where a step ends |
-| no wait for data | a helper thread reads the loader, or a generator in the loader asks one (MONAI's `ThreadDataLoader`) | \
-`otel_train.watch(iter(loader), name=...)`: the iterator that the training thread reads |
+| no wait for data | a helper thread reads the loader for a function of the program. A class of loaders that starts such a thread \
+(MONAI's `ThreadDataLoader`) is timed | `otel_train.watch(prefetch(loader), name=...)`: the iterator that the training thread reads |
 | no wait for data | the loop iterates another object than the loader that was given, or the pass began before `instrument` | \
 give `instrument` what the loop iterates, before it does |
 """

@@ -24,7 +24,7 @@ UPDATES_WITHOUT_FORWARD = 10
 
 _READS_BESIDE = (
     "it reads a loader on another thread: the time that training waits for its batches is in `other`. "
-    "Wrap the iterator that gives the loop its batches: otel_train.watch(iter(loader), name=...)"
+    "Wrap the iterator that gives the loop its batches: otel_train.watch(prefetch(loader), name=...)"
 )
 _NO_LOADER = (
     "no loader was seen: time to get batches is in `other`. Give it to instrument(model, loaders), or wrap what "

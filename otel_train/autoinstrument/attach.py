@@ -119,14 +119,14 @@ class TrainingDetector(FirstSign):
         """Returns an ``__init__`` of DataLoader after which a pass of a loader that returns its own iterator is a sign from its begin."""
         from torch.utils.data import dataloader
 
-        from otel_train.instrumentation.dataloader import opens_itself
+        from otel_train.instrumentation.dataloader import iterates_itself
 
         kinds: set[Any] = set()
 
         @functools.wraps(original)
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             kind = type(loader)
-            if not self._over and kind not in kinds and opens_itself(kind):
+            if not self._over and kind not in kinds and iterates_itself(kind):
                 kinds.add(kind)
                 self._before(kind, "__iter__", self.sign)
             successor(dataloader.DataLoader, "__init__", __init__)(loader, *args, **kwargs)

@@ -7,6 +7,8 @@ import re
 from _thread import get_ident
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from otel_train.errors import ConfigError, near, text, wrong_argument
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.instrumentation.stages import known_stages
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from otel_train.recording.events import Instrumented
     from otel_train.recording.recorder import Recorder
-    from otel_train.recording.ring_buffer import Ring
+    from otel_train.recording.ring_buffer import EdgeBatch, Ring
 
 DEEPEST = 64
 """Nested stages that are tracked."""
@@ -247,3 +249,69 @@ class _ThreadCallbacks:
                         call()
         finally:
             self._busy = False
+
+
+_NS_PER_MS = 1e6
+_MANY = 512
+"""Edges from which on numpy is quicker than Python."""
+
+
+class LastBatch:
+    """Loader and fetch time of a thread's last batch, read from its ring on demand; each event is read once."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._ring: Ring | None = None
+        self._begin(None)
+
+    def _begin(self, ring: Ring | None) -> None:
+        self._ring = ring
+        self._read_until = 0
+        self._open: dict[int, int] = {}
+        self._source = -1
+        self._fetch_ns: int | None = None
+
+    @property
+    def loader(self) -> str | None:
+        """Its loader; None if the calling thread has fetched none."""
+        self._read_ring()
+        return self._recorder.sources[self._source].name if self._source >= 0 else None
+
+    @property
+    def fetch_ms(self) -> float | None:
+        """Milliseconds that the calling thread waited for it; None if that is not known."""
+        self._read_ring()
+        return self._fetch_ns / _NS_PER_MS if self._fetch_ns is not None else None
+
+    def _read_ring(self) -> None:
+        thread = self._recorder.calling_thread()
+        ring = thread.ring if thread is not None else None
+        if ring is not self._ring:
+            self._begin(ring)
+        if ring is None or ring.written == self._read_until:
+            return
+        new = ring.peek(self._read_until)
+        self._read_until += new.missed + len(new.codes)
+        if new.missed:
+            self._open.clear()
+        sources = self._recorder.sources
+        for word, at_ns in zip(*self._asks(new), strict=True):
+            op, source = word & OP_MASK, word >> SOURCE_SHIFT & SOURCE_MASK
+            if sources[source].kind is not SourceKind.DATA or word & START_BITS:
+                continue
+            if op == Op.BEGIN:
+                self._open[source] = at_ns
+                continue
+            begun_ns = self._open.pop(source, None)
+            if op == Op.END:
+                self._source = source
+                self._fetch_ns = at_ns - begun_ns if begun_ns is not None else None
+
+    def _asks(self, new: EdgeBatch) -> tuple[list[int], list[int]]:
+        """Codes and times of events about batches."""
+        codes, times = new.codes, new.times
+        if len(codes) > _MANY:
+            data = [n for n, source in enumerate(self._recorder.sources) if source.kind is SourceKind.DATA]
+            mine = np.isin(codes >> SOURCE_SHIFT & SOURCE_MASK, data)
+            codes, times = codes[mine], times[mine]
+        return codes.tolist(), times.tolist()

@@ -14,8 +14,6 @@ from time import perf_counter_ns
 from types import FunctionType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 from otel_train.instrumentation.batch_size import BatchBytes, Size, size_of_batches, weigh
 from otel_train.instrumentation.dataloader_workers import (
@@ -28,10 +26,7 @@ from otel_train.instrumentation.dataloader_workers import (
 )
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import (
-    OP_MASK,
     PAYLOAD_SHIFT,
-    SOURCE_MASK,
-    SOURCE_SHIFT,
     START_BITS,
     Ending,
     Flag,
@@ -39,14 +34,13 @@ from otel_train.recording.events import (
     SourceKind,
     code,
 )
-from otel_train.safety import Guard, replace
+from otel_train.safety import Guard, replace, waited_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.instrumentation.naming import Loader
     from otel_train.recording.recorder import Recorder
-    from otel_train.recording.ring_buffer import EdgeBatch, Ring
 
 PROBE = "_otel_train_probe"
 ASK = "_otel_train_ask"
@@ -101,12 +95,14 @@ class LoaderProbe:
         pass_starts: called when a pass of it begins, where it is no DataLoader.
         began_ns: when its newest pass began, on the clock of ``MadeLoaders``; 0 before the first.
         opening: calls of its ``__iter__`` that make an iterator now, by thread.
+        beginning: threads in the first ``next`` of a generator that it is iterated by; the word that has begun a wait, or 0.
         passed_on: what its ``__iter__`` returns reads torch's iterator, maybe on another thread, and is timed in its place.
     """
 
     def __init__(self, entry: Loader, recorder: Recorder) -> None:
         loader = entry.loader
         self.opening: dict[int, Opening] = {}
+        self.beginning: dict[int, int] = {}
         self.passed_on = False
         self.name, self.phase = entry.name, entry.phase
         self.source = recorder.source(SourceKind.DATA, entry.name, entry.phase)
@@ -177,6 +173,20 @@ class LoaderProbe:
     def is_read_beside(self) -> bool:
         """Whether an iterator that this thread makes is not what the loop asks."""
         return (self.passed_on or bool(self.opening)) and get_ident() not in self.opening
+
+    def wait_on(self, ask: int) -> None:
+        """Waits for the loader until torch's iterator, which it has made, is asked, or a generator gives its first batch."""
+        if self.beginning.get(get_ident()) == 0:
+            self.beginning[get_ident()] = ask
+            self.edge(ask | START_BITS)
+
+    def waited(self) -> int:
+        """Ends what ``wait_on`` has begun. Returns the word that began it, or 0."""
+        ask = self.beginning.get(get_ident(), 0)
+        if ask:
+            self.beginning[get_ident()] = 0
+            self.edge(self.started)
+        return ask
 
     def pass_end(self, ask: int) -> int:
         """Returns the event word that ends a pass whose iterator is deleted. ``ask``: the word that began its ``next``."""
@@ -337,7 +347,9 @@ class DataLoaderPatch:
         self.made = MadeLoaders()
         self._base = dataloader._BaseDataLoaderIter  # noqa: SLF001  # the only one
         self._kinds = {self._base}
+        self._undecided: Callable[[type], type] = functools.cache(self._undecided_subclass)
         self._loops: set[Any] = set()
+        self._read_beside: weakref.WeakSet[Any] = weakref.WeakSet()
         self._undo = [
             replace(self._base, "__init__", self._adopting),
             replace(dataloader.DataLoader, "__init__", self._making),
@@ -361,12 +373,13 @@ class DataLoaderPatch:
         iterator.__dict__.setdefault(ASK, probe.next_pass())
         iterator.__dict__[OWNER] = get_ident()
         self._adopted.add(iterator)
-        self._follow_loops(type(loader))
         opening = probe.opened_by()
         if opening is not None:  # what the loop asks is not known yet
             opening.made.append(iterator)
         if opening is not None or probe.passed_on:
             iterator.__class__ = self._unasked(type(iterator))
+        elif probe.beginning:
+            iterator.__class__ = self._undecided(type(iterator))
         else:
             self._time(iterator, type(iterator), probe)
 
@@ -405,10 +418,11 @@ class DataLoaderPatch:
             self._find_openers(kind)
 
     def _follow_openings(self, kind: Any) -> None:  # Any: as above
-        """Times what loaders of a class return from ``__iter__``, if that or ``_get_iterator`` is not torch's, and no generator."""
+        """Times what loaders of a class return from ``__iter__``, if that or ``_get_iterator`` is not torch's."""
         if kind in self._openers:
             return
         self._openers.add(kind)
+        self._follow_loops(kind)
         if opens_itself(kind):
             self._undo.append(replace(kind, "__iter__", self._opening))
 
@@ -451,11 +465,88 @@ class DataLoaderPatch:
         return iterator
 
     def _follow_loops(self, kind: Any) -> None:  # Any: a class of loaders
-        """Ends the pass of an iterator that a loader keeps when a loop over the loader ends, if its ``__iter__`` is a generator of its own."""
+        """Follows passes of loaders of a class, if its ``__iter__`` is a generator of its own."""
         owner = next((base for base in kind.__mro__ if "__iter__" in vars(base)), None)
-        if owner not in self._loops and isgeneratorfunction(getattr(owner, "__iter__", None)):
+        if owner not in self._loops and isgeneratorfunction(waited_before(getattr(owner, "__iter__", None))):
             self._loops.add(owner)
-            self._undo.append(replace(owner, "__iter__", _looping))
+            self._undo.append(replace(owner, "__iter__", self._looping))
+
+    def _looping(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        """Returns an ``__iter__`` whose end, also by a break, ends the passes of the iterators that the loader keeps."""
+
+        @functools.wraps(original)
+        def __iter__(loader: Any) -> Iterator[Any]:  # noqa: N807  # in its place
+            outermost = type(loader).__iter__ is __iter__  # or that of a class derived from this one calls it
+            probe = self._probe_for(loader) if outermost else None
+            try:
+                first, others = self._begun(original(loader), loader, probe)
+                yield from first
+                return (yield from others)
+            finally:
+                for iterator in iterators_of(loader):
+                    read_by_loop = iterator.__dict__.get(PROBE)
+                    if read_by_loop is not None and not read_by_loop.passed_on:
+                        _end_and_renumber(iterator.__dict__)
+
+        return __iter__
+
+    def _begun(
+        self, generator: Any, loader: Any, probe: LoaderProbe | None
+    ) -> tuple[tuple[Any, ...], Iterator[Any]]:  # Any: batches
+        """Returns the first batch, if it had to be read, and the others: timed here, if another thread asks torch's iterator."""
+        if probe is None:
+            return (), generator
+        sized = loader if probe.sized else None
+        probe.passed_on = probe.passed_on or type(loader) in self._read_beside
+        if probe.passed_on:
+            probe.begins()
+            return (), _class_for(GeneratorType)(generator, sized, probe, probe.next_pass())
+        return self._first(generator, loader, probe)
+
+    def _first(
+        self, generator: Any, loader: Any, probe: LoaderProbe
+    ) -> tuple[tuple[Any, ...], Iterator[Any]]:  # Any: batches
+        """Reads the first batch. The wait for one that another thread has read is the begin of the pass."""
+        probe.beginning[get_ident()] = 0
+        try:
+            batch = next(generator)
+        except StopIteration:
+            return (), generator
+        finally:
+            ask = probe.waited() or probe.next_pass()
+            del probe.beginning[get_ident()]
+        if not probe.passed_on:
+            return (batch,), generator
+        self._read_beside.add(type(loader))
+        sized = loader if probe.sized else None
+        probe.begins()
+        probe.edge(ask)
+        probe.edge(probe.payload(batch))
+        return (batch,), _class_for(GeneratorType)(generator, sized, probe, ask, given=1)
+
+    def _undecided_subclass(self, cls: Any) -> type:
+        """Returns the class of an iterator that a generator has made, until it is asked."""
+
+        def __next__(iterator: Any) -> Any:  # noqa: N807  # in its place
+            if type(iterator) is undecided:
+                self._decide(iterator, cls)
+            return next(iterator)
+
+        undecided = _subclass(
+            cls,
+            {"__next__": __next__, "_reset": _resetting(cls), "__del__": _disposing(cls), INIT: WorkerInit()},
+        )
+        return undecided
+
+    def _decide(self, iterator: Any, kind: type) -> None:
+        """Times ``next`` of an iterator, unless another thread than that of its generator asks it first. ``kind``: its class."""
+        probe = iterator.__dict__[PROBE]
+        probe.passed_on = bool(probe.beginning) and get_ident() not in probe.beginning
+        if probe.passed_on:
+            iterator.__class__ = self._unasked(kind)
+        else:
+            probe.waited()
+            self._time(iterator, kind, probe)
 
     def _adopting(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -481,6 +572,7 @@ class DataLoaderPatch:
                 original(iterator, loader, *args, **kwargs)
             finally:
                 probe.edge(probe.started)
+            probe.wait_on(ask)
 
         return __init__
 
@@ -497,10 +589,15 @@ class DataLoaderPatch:
 
 def opens_itself(kind: Any) -> bool:  # Any: a class of DataLoaders
     """Returns whether what loaders of a class return from ``__iter__`` may be another object than torch's iterator, and is no generator."""
+    return iterates_itself(kind) and not isgeneratorfunction(waited_before(kind.__iter__))
+
+
+def iterates_itself(kind: Any) -> bool:  # Any: a class of DataLoaders
+    """Returns whether what loaders of a class return from ``__iter__`` may be another object than torch's iterator."""
     from torch.utils.data import DataLoader
 
     own = any(getattr(kind, name) is not getattr(DataLoader, name) for name in ("__iter__", "_get_iterator"))
-    return own and isinstance(kind.__iter__, FunctionType) and not isgeneratorfunction(kind.__iter__)
+    return own and isinstance(kind.__iter__, FunctionType)
 
 
 def _timed_subclass(cls: Any) -> type:
@@ -550,6 +647,9 @@ def _resetting(cls: Any) -> Callable[..., None]:
 
     def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
         attributes, probe = self.__dict__, self.__dict__[PROBE]
+        if probe.is_read_beside:
+            reset_inner(self, *args, **kwargs)
+            return
         if not attributes.pop(_FRESH, False):
             _end_and_renumber(attributes)
         probe.edge(attributes[ASK] | START_BITS)
@@ -583,21 +683,6 @@ def _disposing(cls: Any) -> Callable[[Any], None]:
             end_pass(attributes)
 
     return __del__
-
-
-def _looping(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-    """Returns an ``__iter__`` whose end, also by a break, ends the passes of the iterators that the loader keeps."""
-
-    @functools.wraps(original)
-    def __iter__(loader: Any) -> Iterator[Any]:  # noqa: N807  # in its place
-        try:
-            return (yield from original(loader))
-        finally:
-            for iterator in iterators_of(loader):
-                if PROBE in iterator.__dict__:
-                    _end_and_renumber(iterator.__dict__)
-
-    return __iter__
 
 
 def iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader
@@ -652,72 +737,6 @@ def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator
     return given, least
 
 
-NS_PER_MS = 1e6
-_MANY = 512
-"""Edges from which on numpy is quicker than Python."""
-
-
-class LastBatch:
-    """Loader and fetch time of a thread's last batch, read from its ring on demand; each event is read once."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._ring: Ring | None = None
-        self._begin(None)
-
-    def _begin(self, ring: Ring | None) -> None:
-        self._ring = ring
-        self._read_until = 0
-        self._open: dict[int, int] = {}
-        self._source = -1
-        self._fetch_ns: int | None = None
-
-    @property
-    def loader(self) -> str | None:
-        """Its loader; None if the calling thread has fetched none."""
-        self._read_ring()
-        return self._recorder.sources[self._source].name if self._source >= 0 else None
-
-    @property
-    def fetch_ms(self) -> float | None:
-        """Milliseconds that the calling thread waited for it; None if that is not known."""
-        self._read_ring()
-        return self._fetch_ns / NS_PER_MS if self._fetch_ns is not None else None
-
-    def _read_ring(self) -> None:
-        thread = self._recorder.calling_thread()
-        ring = thread.ring if thread is not None else None
-        if ring is not self._ring:
-            self._begin(ring)
-        if ring is None or ring.written == self._read_until:
-            return
-        new = ring.peek(self._read_until)
-        self._read_until += new.missed + len(new.codes)
-        if new.missed:
-            self._open.clear()
-        sources = self._recorder.sources
-        for word, at_ns in zip(*self._asks(new), strict=True):
-            op, source = word & OP_MASK, word >> SOURCE_SHIFT & SOURCE_MASK
-            if sources[source].kind is not SourceKind.DATA or word & START_BITS:
-                continue
-            if op == Op.BEGIN:
-                self._open[source] = at_ns
-                continue
-            begun_ns = self._open.pop(source, None)
-            if op == Op.END:
-                self._source = source
-                self._fetch_ns = at_ns - begun_ns if begun_ns is not None else None
-
-    def _asks(self, new: EdgeBatch) -> tuple[list[int], list[int]]:
-        """Codes and times of events about batches."""
-        codes, times = new.codes, new.times
-        if len(codes) > _MANY:
-            data = [n for n, source in enumerate(self._recorder.sources) if source.kind is SourceKind.DATA]
-            mine = np.isin(codes >> SOURCE_SHIFT & SOURCE_MASK, data)
-            codes, times = codes[mine], times[mine]
-        return codes.tolist(), times.tolist()
-
-
 class InstrumentedIterable:
     """An iterable whose ``next`` is timed; all other attributes are the iterable's. ``make``: makes an iterator of it."""
 
@@ -769,9 +788,11 @@ class InstrumentedIterable:
 class _InstrumentedIterator:
     """An iterator whose ``next`` is timed; in all else it is the iterator, whose special methods ``_timed_iterator`` adds."""
 
-    def __init__(self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int) -> None:
+    def __init__(
+        self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int = 0
+    ) -> None:
         vars(self).update(
-            _ask=ask, _thread=get_ident(), _iterator=iterator, _iterable=iterable, _probe=probe, _given=0
+            _ask=ask, _thread=get_ident(), _iterator=iterator, _iterable=iterable, _probe=probe, _given=given
         )
 
     def __iter__(self) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import system_clock
 from otel_train.errors import imported
-from otel_train.instrumentation.dataloader import LastBatch
+from otel_train.instrumentation.callbacks import LastBatch, StageCallbacks
 from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.optimizer import ScaledUpdates, in_backward
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, Compile, DeviceMemory
     from otel_train.instrumentation.accelerator import CudaDriver, DeviceDriver, HipDriver
-    from otel_train.instrumentation.callbacks import StageCallbacks
     from otel_train.instrumentation.compile_events import CompilerProbe, JaxCompilerProbe
     from otel_train.instrumentation.cuda_events import DeviceTimer
     from otel_train.instrumentation.device_copy import TransferProbe
@@ -137,8 +136,6 @@ class InstrumentationManager:
         self, stage: str, before: Callable[[], object] | None, after: Callable[[], object] | None
     ) -> Handle:
         """See ``Session.on``."""
-        from otel_train.instrumentation.callbacks import StageCallbacks
-
         if self.hooks is None:
             self.hooks = StageCallbacks(self.recorder)
         return self.hooks.add(stage, before, after)

@@ -806,7 +806,8 @@ def training(model: Net, batches: Callable[[], Any], passes: int = 2) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("known", ["given", "found", "found, of a class made before the session"])
 @pytest.mark.parametrize(
-    "kind", [ReadsAhead, ReadsItselfAhead, Moves, Keeps, Filters, Preloads, Resumes, Counts]
+    "kind",
+    [ReadsAhead, ReadsItselfAhead, GeneratesAhead, Moves, Keeps, Filters, Preloads, Resumes, Counts],
 )
 def test_the_waits_of_a_loader_are_those_for_what_the_loop_iterates(
     kind: type[DataLoader[Any]], known: str, workers: int, observed: Observed
@@ -839,21 +840,26 @@ def test_the_waits_of_a_loader_are_those_for_what_the_loop_iterates(
     assert "__iter__" not in vars(of_the_session) or not hasattr(of_the_session.__iter__, "__wrapped__")
 
 
-def test_a_loader_whose_thread_a_generator_asks_is_waited_for_as_its_gap_advises(observed: Observed) -> None:
-    """``watch`` gives back a DataLoader as it is; its iterator it wraps."""
-    model, rows = Net(), GeneratesAhead(loader(12).dataset, batch_size=4)
+def test_a_loader_that_a_thread_of_the_program_reads_is_waited_for_as_its_gap_advises(
+    observed: Observed,
+) -> None:
+    """``watch`` wraps the iterator that the loop reads."""
+    model, rows = Net(), loader(12)
+
+    def prefetch() -> Any:
+        return ReadAhead(iter(rows))
 
     [gap] = [
         gap
-        for gap in observed(lambda: training(model, lambda: rows, 1))["instrumentation_gaps"]
+        for gap in observed(lambda: training(model, prefetch, 1))["instrumentation_gaps"]
         if gap["what"] == "loop"
     ]
-    followed = observed(lambda: training(model, lambda: otel_train.watch(iter(rows), name="train"), 1))
+    followed = observed(lambda: training(model, lambda: otel_train.watch(prefetch(), name="train"), 1))
     waits = {
         row["loader"]: row["count"] for row in followed["stages"] if row["stage"] == "data" and row["count"]
     }
 
-    assert "otel_train.watch(iter(loader), name=...)" in gap["reason"]
+    assert "otel_train.watch(prefetch(loader), name=...)" in gap["reason"]
     assert waits["train"] == followed["batches"]["train"] == followed["steps"]["train"]
 
 

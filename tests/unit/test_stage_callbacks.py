@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import otel_train
-from otel_train.instrumentation.callbacks import StageCallbacks
-from otel_train.instrumentation.dataloader import LastBatch
+from otel_train.instrumentation.callbacks import LastBatch, StageCallbacks
 from otel_train.recording.events import Ending, Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
