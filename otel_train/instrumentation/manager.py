@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import system_clock
 from otel_train.errors import imported
-from otel_train.instrumentation.callbacks import LastBatch, StageCallbacks
 from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.optimizer import ScaledUpdates, in_backward
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, Compile, DeviceMemory
     from otel_train.instrumentation.accelerator import CudaDriver, DeviceDriver, HipDriver
+    from otel_train.instrumentation.callbacks import LastBatch, StageCallbacks
     from otel_train.instrumentation.compile_events import CompilerProbe, JaxCompilerProbe
     from otel_train.instrumentation.cuda_events import DeviceTimer
     from otel_train.instrumentation.device_copy import TransferProbe
@@ -46,7 +47,6 @@ class InstrumentationManager:
 
     Attributes:
         scaled: outcomes of updates under a gradient scaler, known to the device only.
-        last_batch: the batch that the calling thread fetched last.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class InstrumentationManager:
         self.stages = StageRecorder(self.recorder, self._listen)
         self.timers = Timers(self.recorder, system_clock, operations)
         self.hooks: StageCallbacks | None = None
-        self.last_batch = LastBatch(self.recorder)
         self._torch: TorchProbes | None = None
 
     @property
@@ -136,9 +135,18 @@ class InstrumentationManager:
         self, stage: str, before: Callable[[], object] | None, after: Callable[[], object] | None
     ) -> Handle:
         """See ``Session.on``."""
+        from otel_train.instrumentation.callbacks import StageCallbacks
+
         if self.hooks is None:
             self.hooks = StageCallbacks(self.recorder)
         return self.hooks.add(stage, before, after)
+
+    @cached_property
+    def last_batch(self) -> LastBatch:
+        """The batch that the calling thread fetched last. Few programs ask, and the import takes milliseconds."""
+        from otel_train.instrumentation.callbacks import LastBatch
+
+        return LastBatch(self.recorder)
 
     @property
     def polled(self) -> bool:
