@@ -37,7 +37,7 @@ from otel_train.recording.events import (
 from otel_train.safety import Guard, replace, waited_before
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from otel_train.instrumentation.naming import Loader
     from otel_train.recording.recorder import Recorder
@@ -471,7 +471,7 @@ class DataLoaderPatch:
             self._loops.add(owner)
             self._undo.append(replace(owner, "__iter__", self._looping))
 
-    def _looping(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    def _looping(self, original: Callable[[Any], Generator[Any, Any, Any]]) -> Callable[[Any], Iterator[Any]]:
         """Returns an ``__iter__`` whose end, also by a break, ends the passes of the iterators that the loader keeps."""
 
         @functools.wraps(original)
@@ -479,9 +479,7 @@ class DataLoaderPatch:
             outermost = type(loader).__iter__ is __iter__  # or that of a class derived from this one calls it
             probe = self._probe_for(loader) if outermost else None
             try:
-                first, others = self._begun(original(loader), loader, probe)
-                yield from first
-                return (yield from others)
+                return (yield from self._begun(original(loader), loader, probe))
             finally:
                 for iterator in iterators_of(loader):
                     read_by_loop = iterator.__dict__.get(PROBE)
@@ -491,38 +489,36 @@ class DataLoaderPatch:
         return __iter__
 
     def _begun(
-        self, generator: Any, loader: Any, probe: LoaderProbe | None
-    ) -> tuple[tuple[Any, ...], Iterator[Any]]:  # Any: batches
-        """Returns the first batch, if it had to be read, and the others: timed here, if another thread asks torch's iterator."""
+        self, generator: Generator[Any, Any, Any], loader: Any, probe: LoaderProbe | None
+    ) -> Iterator[Any]:
+        """Returns a generator of batches; it is timed here, if another thread asks torch's iterator."""
         if probe is None:
-            return (), generator
+            return generator
         sized = loader if probe.sized else None
         probe.passed_on = probe.passed_on or type(loader) in self._read_beside
         if probe.passed_on:
             probe.begins()
-            return (), _class_for(GeneratorType)(generator, sized, probe, probe.next_pass())
-        return self._first(generator, loader, probe)
+            return _class_for(GeneratorType)(generator, sized, probe, probe.next_pass())
+        return self._first_read(generator, loader, probe)
 
-    def _first(
-        self, generator: Any, loader: Any, probe: LoaderProbe
-    ) -> tuple[tuple[Any, ...], Iterator[Any]]:  # Any: batches
+    def _first_read(self, generator: Any, loader: Any, probe: LoaderProbe) -> Iterator[Any]:
         """Reads the first batch. The wait for one that another thread has read is the begin of the pass."""
         probe.beginning[get_ident()] = 0
         try:
             batch = next(generator)
         except StopIteration:
-            return (), generator
+            return iter(())
         finally:
             ask = probe.waited() or probe.next_pass()
-            del probe.beginning[get_ident()]
+            probe.beginning.pop(get_ident(), None)  # a loader may iterate itself
         if not probe.passed_on:
-            return (batch,), generator
+            return _FirstRead(generator, batch)
         self._read_beside.add(type(loader))
         sized = loader if probe.sized else None
         probe.begins()
         probe.edge(ask)
         probe.edge(probe.payload(batch))
-        return (batch,), _class_for(GeneratorType)(generator, sized, probe, ask, given=1)
+        return _FirstRead(_class_for(GeneratorType)(generator, sized, probe, ask, given=1), batch)
 
     def _undecided_subclass(self, cls: Any) -> type:
         """Returns the class of an iterator that a generator has made, until it is asked."""
@@ -816,6 +812,20 @@ class _InstrumentedIterator:
 
     def __del__(self) -> None:
         end_pass({PROBE: self._probe, ASK: self._ask, OWNER: self._thread})
+
+
+class _FirstRead:
+    """A generator whose first batch has been read: gives that, then what the generator gives. What is sent or thrown reaches it."""
+
+    def __init__(self, generator: Any, batch: object) -> None:
+        self._generator, self._first = generator, [batch]
+        self.send, self.throw, self.close = generator.send, generator.throw, generator.close
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._first.pop() if self._first else next(self._generator)
 
 
 _MADE_BY_PYTHON = frozenset(

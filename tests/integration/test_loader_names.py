@@ -8,6 +8,7 @@ import queue
 import threading
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -838,6 +839,57 @@ def test_the_waits_of_a_loader_are_those_for_what_the_loop_iterates(
     assert passes(summary)["rows"] == 2
     assert [gap["what"] for gap in summary["instrumentation_gaps"]] == ["model"]  # it is another one
     assert "__iter__" not in vars(of_the_session) or not hasattr(of_the_session.__iter__, "__wrapped__")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_a_loop_sends_and_throws_reaches_the_generator_of_its_loader(
+    ahead: bool, observed: Observed
+) -> None:
+    """A sampler by losses: the loop answers each batch with its loss."""
+
+    def read_beside(batches: Any) -> Iterator[Any]:
+        with ThreadPoolExecutor(1) as pool:
+            while (batch := pool.submit(next, batches, None).result()) is not None:
+                yield batch
+
+    answers: list[object] = []
+
+    class Answered(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            batches: Any = super().__iter__()
+            try:
+                for batch in read_beside(batches) if ahead else batches:
+                    answer = yield batch
+                    answers.append(answer)
+            except ValueError as error:
+                answers.append((yield str(error)))
+            finally:
+                answers.append("closed")
+            return "the end"
+
+    def rest(batches: Any) -> Iterator[Any]:
+        answers.append((yield from batches))
+
+    def use() -> list[object]:
+        answers.clear()
+        rows = Answered(loader(12).dataset, batch_size=2)
+        for throws in (False, True, False):
+            batches = iter(rows)
+            next(batches)
+            if throws:
+                answers.append(batches.throw(ValueError("too large")))
+            for loss in () if throws else (0.5, 0.25):
+                batches.send(loss)
+            answers.append(len(list(rest(batches))))
+        batches = iter(rows)
+        next(batches)
+        batches.close()
+        return answers.copy()
+
+    said: list[list[object]] = [use()]
+    observed(lambda: said.append(use()))
+
+    assert said[0] == said[1]
 
 
 def test_a_loader_that_a_thread_of_the_program_reads_is_waited_for_as_its_gap_advises(
