@@ -118,6 +118,10 @@ class BatchPhases:
             and self.phase_of(asked) == TRAIN
         )
 
+    def _only_unused(self, batch: Batch) -> bool:
+        """Returns whether a batch was asked for, of such passes alone."""
+        return bool(batch.passes) and all(map(self.is_unused, batch.passes))
+
     def _set_phase(self, batch: Batch, phase: int) -> None:
         """Records what the passes of a batch, and their loaders, are for."""
         for each in batch.passes:
@@ -526,7 +530,7 @@ class BatchPhases:
         overdue = len(self.waiting) - LOOKS_AHEAD
         trains = self.trained or self._decision.source in _BY_TRAINING
         for place, batch in enumerate(self.waiting):
-            unused = bool(batch.passes) and all(map(self.is_unused, batch.passes))
+            unused = self._only_unused(batch)
             forward = not unused and batch.has_forward
             over = self.left_over not in batch.passes and batch.is_over
             if unused:
@@ -558,8 +562,7 @@ class BatchPhases:
         self.left_over = None
         several = len(self.waiting) > 1 and self.trained
         for batch in self.waiting:
-            over = bool(batch.passes) and batch.is_over and not batch.dropped
-            if over and all(map(self.is_unused, batch.passes)):
+            if batch.is_over and not batch.dropped and self._only_unused(batch):
                 self._book.apart(batch.items, Activity.OUTSIDE)
                 continue
             evaluates = several and batch.has_forward and not self._is_given_up(batch)

@@ -148,9 +148,8 @@ def _read(path: Path) -> bytes:
 def _from_project(path: Path) -> _Source:
     try:
         raw = _read(path)
-        if not re.search(
-            _MAY_HAVE_TABLE, raw.replace(b"\0", b"")
-        ):  # parsing takes 5 ms, with the import of the parser
+        text = raw.replace(b"\0", b"")  # that of UTF-16 and UTF-32, too
+        if not re.search(_MAY_HAVE_TABLE, text):  # parsing takes 5 ms, with the import of the parser
             return str(path), GivenSettings({}, [])
         toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         tool = toml.loads(raw.decode("utf-8", "replace")).get("tool")

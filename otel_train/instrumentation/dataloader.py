@@ -457,9 +457,7 @@ class DataLoaderPatch:
         timed = issubclass(kind, (self._base, _InstrumentedIterator, GeneratorType))
         probe.passed_on = hasattr(kind, "__next__") and not timed
         if probe.passed_on:
-            probe.begins()
-            sized = loader if probe.sized else None
-            return _class_for(kind)(iterator, sized, probe, opening.ask)
+            return _timed_pass(iterator, loader, probe, opening.ask)
         for made in opening.made:
             self._time(made, type(made).__mro__[1], probe)
         return iterator
@@ -494,11 +492,9 @@ class DataLoaderPatch:
         """Returns a generator of batches; it is timed here, if another thread asks torch's iterator."""
         if probe is None:
             return generator
-        sized = loader if probe.sized else None
         probe.passed_on = probe.passed_on or type(loader) in self._read_beside
         if probe.passed_on:
-            probe.begins()
-            return _class_for(GeneratorType)(generator, sized, probe, probe.next_pass())
+            return _timed_pass(generator, loader, probe, probe.next_pass())
         return self._first_read(generator, loader, probe)
 
     def _first_read(self, generator: Any, loader: Any, probe: LoaderProbe) -> Iterator[Any]:
@@ -514,11 +510,10 @@ class DataLoaderPatch:
         if not probe.passed_on:
             return _FirstRead(generator, batch)
         self._read_beside.add(type(loader))
-        sized = loader if probe.sized else None
-        probe.begins()
+        timed = _timed_pass(generator, loader, probe, ask, given=1)
         probe.edge(ask)
         probe.edge(probe.payload(batch))
-        return _FirstRead(_class_for(GeneratorType)(generator, sized, probe, ask, given=1), batch)
+        return _FirstRead(timed, batch)
 
     def _undecided_subclass(self, cls: Any) -> type:
         """Returns the class of an iterator that a generator has made, until it is asked."""
@@ -528,10 +523,7 @@ class DataLoaderPatch:
                 self._decide(iterator, cls)
             return next(iterator)
 
-        undecided = _subclass(
-            cls,
-            {"__next__": __next__, "_reset": _resetting(cls), "__del__": _disposing(cls), INIT: WorkerInit()},
-        )
+        undecided = _asked_subclass(cls, __next__)
         return undecided
 
     def _decide(self, iterator: Any, kind: type) -> None:
@@ -615,13 +607,12 @@ def _timed_subclass(cls: Any) -> type:
         return batch
 
     native = ring_buffer.EXTENSION
-    timed_next = __next__ if native is None else native.hook("__next__", cls)
-    names = {
-        "__next__": timed_next,
-        "_reset": _resetting(cls),
-        "__del__": _disposing(cls),
-        INIT: WorkerInit(),
-    }
+    return _asked_subclass(cls, __next__ if native is None else native.hook("__next__", cls))
+
+
+def _asked_subclass(cls: Any, ask: Callable[[Any], Any]) -> type:
+    """Returns the class of an iterator that is asked by ``ask``, whose workers are timed, and whose passes begin and end."""
+    names = {"__next__": ask, "_reset": _resetting(cls), "__del__": _disposing(cls), INIT: WorkerInit()}
     return _subclass(cls, names)
 
 
@@ -861,6 +852,15 @@ def _class_for(kind: type) -> Callable[..., _InstrumentedIterator]:
         return _timed_iterator(kind)
     except Exception:  # noqa: BLE001 - a metaclass may raise anything
         return _InstrumentedIterator
+
+
+def _timed_pass(
+    iterator: Iterator[Any], loader: Any, probe: LoaderProbe, ask: int, *, given: int = 0
+) -> _InstrumentedIterator:
+    """Begins a pass of a loader that a loop asks in place of torch's iterator. Returns what it asks, timed; it has ``given`` batches."""
+    probe.begins()
+    sized = loader if probe.sized else None
+    return _class_for(type(iterator))(iterator, sized, probe, ask, given=given)
 
 
 def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int) -> Any:
