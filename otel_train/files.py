@@ -34,6 +34,14 @@ REMOTE = (
 """File systems on which a page fault may be network I/O, by the beginning of their type."""
 
 
+def absolute(path: Path) -> Path:
+    """Returns an absolute path; a relative one as it is where the working directory is gone."""
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        return path
+
+
 def file_system(folder: Path) -> str:
     """Returns the type of the file system of ``folder``, such as ``ext4``; "" if unknown."""
     import psutil

@@ -20,6 +20,7 @@ from otel_train.config.sources import resolve
 from otel_train.config.validation import FILE_VARIABLE
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_settings import OtlpSettings
+from otel_train.files import absolute
 from otel_train.resource import LAUNCH_RUN, detect
 
 if TYPE_CHECKING:
@@ -92,9 +93,9 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder:
     if config.disabled:
         return result
     if result.get(FILE_VARIABLE):
-        result[FILE_VARIABLE] = str(Path(result[FILE_VARIABLE]).absolute())
+        result[FILE_VARIABLE] = str(absolute(Path(result[FILE_VARIABLE])))
     # A program that changes its folder still writes where its user looks.
-    result["OTEL_TRAIN_RUN_DIR"] = str(Path(config.run_dir).absolute())
+    result["OTEL_TRAIN_RUN_DIR"] = str(absolute(Path(config.run_dir)))
     result[FOLDER] = str(folder)
     result[LAUNCH_RUN] = detect(config, environ).run_id
     result["PYTHONPATH"] = os.pathsep.join([str(SITE), *filter(None, [environ.get("PYTHONPATH")])])

@@ -129,10 +129,22 @@ def unexpected(error: Exception) -> str:
     """Returns the message to the user about an error that is no ``OtelTrainError``."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "otel_train" in frame.filename]
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    return (
-        f"unexpected {type(error).__name__}{where}: {error}. A file that this command reads may be damaged "
-        f"('otel-train validate' checks them); {DEBUG_VARIABLE}=1 shows the traceback"
-    )
+    said = f"unexpected {type(error).__name__}{where}: {error}".rstrip(": ")
+    return f"{said}. {_cause(error)}; {DEBUG_VARIABLE}=1 shows the traceback"
+
+
+def _cause(error: Exception) -> str:
+    no_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if no_memory or (isinstance(error, ImportError) and "failed to map segment" in str(error)):
+        return (
+            "No memory is left: raise the limit that this command runs under (ulimit -v, or its container's)"
+        )
+    if isinstance(error, FileNotFoundError):
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            return "The working directory is gone: change to a folder that exists"
+    return "A file that this command reads may be damaged ('otel-train validate' checks them)"
 
 
 def _run(words: list[str], *, is_process: bool) -> int:

@@ -18,7 +18,7 @@ from otel_train.config.validation import variable_of
 from otel_train.datamodel import CAPTURES_FOLDER, FLIGHT_FILE, RUN_FILE
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
-from otel_train.files import JsonFileCache, names_in, read_json
+from otel_train.files import JsonFileCache, absolute, names_in, read_json
 from otel_train.profiler.requests import MOST_STEPS, activities, leave_request, take_back
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
@@ -270,6 +270,6 @@ def _settings(args: argparse.Namespace) -> dict[str, str]:
         "profiler_options": ",".join(name for name, given in _options(args).items() if given),
         "tuning": f"poll_interval_s={TURN_S},profiler_max_s={args.timeout}",
         "profiler_activities": ",".join(activities(args.activities)),
-        "run_dir": str(Path(args.run_dir).absolute()),
+        "run_dir": str(absolute(Path(args.run_dir))),
     }
     return {variable_of(name): value for name, value in wanted.items() if value}

@@ -29,7 +29,15 @@ from otel_train.exporters.otlp_settings import otlp_configured, switched_off
 from otel_train.exporters.plugins import GROUP
 from otel_train.exporters.run_directory import folder_name
 from otel_train.exporters.spool import requests_left
-from otel_train.files import check_run_folder, file_system, folders_in, mark_of, rank_folders, read_json
+from otel_train.files import (
+    absolute,
+    check_run_folder,
+    file_system,
+    folders_in,
+    mark_of,
+    rank_folders,
+    read_json,
+)
 from otel_train.resource import wrong_resource
 from otel_train.trackers.manager import without_unusable
 
@@ -93,7 +101,11 @@ class Machine:
 
 def check_run_directory(config: Config, machine: Machine) -> Iterator[CheckResult]:
     """Checks whether run directories can be written and read."""
-    root = Path(config.run_dir).absolute()
+    root = absolute(Path(config.run_dir))
+    if not root.is_absolute():
+        remedy = "change to a folder that exists, or set OTEL_TRAIN_RUN_DIR to an absolute path"
+        yield CheckResult(PROBLEM, f"{root} cannot be made: the working directory is gone", remedy)
+        return
     above = next(path for path in (root, *root.parents) if os.path.lexists(path))
     if not above.is_dir():
         kind = "a link that leads nowhere" if above.is_symlink() and not above.exists() else "a file"

@@ -977,6 +977,48 @@ def test_an_unexpected_error_is_one_line_with_its_place(
         cli("summary", run_of_two)
 
 
+def test_an_error_for_want_of_memory_blames_no_file(
+    run_of_two: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """`ulimit -v` of a login node: nothing is damaged."""
+
+    def read(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(summary, "read_summary", read)
+    line = cli("summary", run_of_two).refused
+
+    assert re.search(
+        r"unexpected MemoryError in \w+\.py, line \d+\. No memory is left: raise the limit", line
+    )
+    assert "damaged" not in line
+
+
+@pytest.fixture
+def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is one that was removed."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+
+@pytest.mark.usefixtures("gone")
+def test_a_working_directory_that_is_gone_is_said(cli: Cli) -> None:
+    """A scratch folder that was cleaned while a shell was in it: no file is damaged."""
+    assert "The working directory is gone: change to a folder that exists" in cli("ui").refused
+
+
+@pytest.mark.usefixtures("gone")
+def test_a_program_is_run_also_where_the_working_directory_is_gone(tmp_path: Path) -> None:
+    """Python runs it there, too."""
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')\nraise SystemExit(3)\n")
+    ended = command("run", script)
+
+    assert (ended.returncode, ended.stdout) == (3, "ran\n"), ended.stderr
+
+
 def test_no_name_of_a_folder_and_no_reason_of_a_server_moves_the_cursor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
