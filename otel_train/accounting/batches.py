@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 LOOKS_AHEAD: Final = 8
 """Batches that a loop may fetch before the first is used. After that, the name of the loader decides."""
 
+MOST_CACHED: Final = 64
+"""Batches of a pass that may be forwarded without gradients before one trains. After that, they are evaluation."""
+
 MOST_ITEMS: Final = 32768
 """Items that wait at most; beyond that they are booked by the evidence so far, so that memory stays bounded."""
 
@@ -107,6 +110,7 @@ class Batch:
         fresh: it waits since this boundary.
         trained: it was trained on before its last boundary.
         dropped: it was in hand, and no model had used it, when the loop left its pass or ended.
+        cached: models ran in it in training mode, all without gradients: it may be for a later batch of its pass, which trains.
     """
 
     passes: list[Pass] = field(default_factory=list)
@@ -122,6 +126,7 @@ class Batch:
     fresh: bool = True
     trained: bool = False
     dropped: bool = False
+    cached: bool = False
 
     def add(self, asked: Pass) -> None:
         """Adds a pass that is asked for the batch."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import Final
 
-from otel_train.accounting.batches import LOOKS_AHEAD, MOST_ITEMS, Batch, Boundary, Pass
+from otel_train.accounting.batches import LOOKS_AHEAD, MOST_CACHED, MOST_ITEMS, Batch, Boundary, Pass
 from otel_train.accounting.nesting import FORWARD
 from otel_train.accounting.steps import (
     BATCH,
     CALL,
+    FORWARD_CACHED,
     FORWARD_FROZEN,
     FORWARD_GRAD,
     FORWARD_NO_GRAD,
@@ -179,7 +180,8 @@ class BatchPhases:
         if declared or (not trained and any(item[SHOWS] == GRADIENTS_MADE for item in tail)):
             self._judge_batch(batch.part(tail), asked)
         elif any(item[SHOWS] in FORWARDS for item in tail):
-            self._judge_rest(batch, tail, of_step=of_step, trained=trained or trained_before)
+            trained = trained or trained_before
+            self._judge_rest(batch, tail, asked, of_step=of_step, trained=trained)
         elif trained or not batch.passes or self._goes_on(batch):
             self._book_own_code(tail, batch, of_step=of_step)
         else:  # no model ran
@@ -192,6 +194,18 @@ class BatchPhases:
                 self._book_batch(batch.part(tail), known)
             elif tail or batch.fetched:
                 self._wait(batch.part(tail))
+
+    def _is_cached(self, batch: Batch, tail: list[Item], asked: Pass | None) -> bool:
+        """Returns whether a batch without gradients may be for a later one of its pass: rule 2."""
+        forwards = [shows for shows in map(_SHOWN, tail) if shows]
+        return (
+            asked in batch.passes
+            and all(shows == FORWARD_CACHED for shows in forwards)
+            and all(each.ahead <= 0 for each in batch.passes)
+            and batch.shown <= TRAIN
+            and not self.is_named_evaluation(batch)
+            and sum(before.cached for before in self.waiting) < MOST_CACHED
+        )
 
     def _goes_on(self, batch: Batch) -> bool:
         """Returns whether a batch was trained on before a checkpoint or a report, which has ended its step."""
@@ -233,17 +247,23 @@ class BatchPhases:
             self._book_batch(first, -1)
         self._book_batch(second, -1)
 
-    def _judge_rest(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
+    def _judge_rest(
+        self, batch: Batch, tail: list[Item], asked: Pass | None, *, of_step: bool, trained: bool
+    ) -> None:
         """Judges forwards that no backward followed before the boundary: rules 2 to 4.
 
         Args:
             batch: theirs.
             tail: its time since the last backward or update.
+            asked: the pass that is asked next; None where none is.
             of_step: what comes after them is the step's.
             trained: there was a backward or an update in the batch.
         """
-        if batch.passes and self._trains_by_marks(batch):
-            self.waiting.append(batch.part(tail))
+        by_marks = bool(batch.passes) and self._trains_by_marks(batch)
+        cached = not (by_marks or trained) and self._is_cached(batch, tail, asked)
+        if by_marks or cached:
+            self.waiting.append(waits := batch.part(tail))
+            waits.cached = cached
             return
         left_over, (ahead, evaluated) = batch.left_over, self._early_forwards(tail)
         if not (batch.passes or batch.in_hand) or ahead == len(tail):
@@ -378,7 +398,7 @@ class BatchPhases:
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
                 trains = not self._evaluates_before(before, batch) and any(map(_SHOWN, before.items))
                 before.dropped = False  # it was fetched before the end of its pass, and is used now
-                self._book_batch(before, TRAIN if trains else -1)
+                self._book_batch(before, TRAIN if trains else self._phase_of_rest(before))
             self.trained, self._in_hand = True, -1
             step = self._book.open
             asked = step.asked or step is batch.asked_in
@@ -412,11 +432,20 @@ class BatchPhases:
             (*item[:SHOWS], FORWARD_NO_GRAD, *item[CALL:]) if item[SHOWS] in FORWARDS else item
             for item in batch.items
         ]
-        self._judge_rest(batch, items, of_step=False, trained=False)
+        self._judge_rest(batch, items, None, of_step=False, trained=False)
 
     def _evaluates_before(self, before: Batch, batch: Batch) -> bool:
-        """Returns whether a name says that a batch evaluates, and what trains after it is of another pass: rule 3."""
-        return self.is_named_evaluation(before) and set(before.passes).isdisjoint(batch.passes)
+        """Returns whether a batch evaluates by its name, or has no gradients, and what trains after it is of another pass: rules 2 and 3."""
+        evaluates = before.cached or self.is_named_evaluation(before)
+        return evaluates and set(before.passes).isdisjoint(batch.passes)
+
+    def _phase_of_rest(self, batch: Batch, *, evaluates: bool = False) -> int:
+        """Returns the phase of a batch that waited and does not train; -1: what is known of its loader."""
+        cached = batch.cached and not self._is_given_up(batch)
+        phase = self._eval_phase(batch) if cached or evaluates else -1
+        if cached:
+            self._set_phase(batch, phase)
+        return phase
 
     def _take_evaluation_ahead(self, batch: Batch) -> Batch:
         """Books evaluation on a batch that was asked for while another one was in hand; returns the rest, which trains: rule 5.
@@ -535,6 +564,8 @@ class BatchPhases:
             over = self.left_over not in batch.passes and batch.is_over
             if unused:
                 ready = over and unused_too and not batch.fresh
+            elif batch.cached:
+                ready = over or batch.shown > TRAIN
             elif forward:
                 ready = over and ended_too and not batch.fresh and (trains or self._decision.decided)
             else:
@@ -547,7 +578,7 @@ class BatchPhases:
                 if evaluates and not batch.origins:
                     self._book_tried(batch)
                 else:
-                    self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
+                    self._book_batch(batch, self._phase_of_rest(batch, evaluates=evaluates))
             else:
                 kept.append(batch)
         self.waiting = kept
@@ -566,7 +597,7 @@ class BatchPhases:
                 self._book.apart(batch.items, Activity.OUTSIDE)
                 continue
             evaluates = several and batch.has_forward and not self._is_given_up(batch)
-            self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
+            self._book_batch(batch, self._phase_of_rest(batch, evaluates=evaluates))
         self.waiting = []
         self._drop_lead()
 

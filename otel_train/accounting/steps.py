@@ -32,11 +32,11 @@ _TRAINS: Final = int(Flag.GRAD | Flag.TRAINING) << FLAG_SHIFT
 
 
 # What an item shows. Integers of the module: items are many, and to read a name of a class takes ten times as long.
-NOTHING, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, GRADIENTS_MADE, UPDATED = range(6)
+NOTHING, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_CACHED, GRADIENTS_MADE, UPDATED = range(7)
 """Nothing; that a forward begins, with gradients in training mode, with gradients in evaluation mode, without
-gradients; that gradients were made; that an optimizer has updated."""
+gradients in evaluation mode, without gradients in training mode; that gradients were made; that an optimizer has updated."""
 
-FORWARDS: Final = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_GRAD)
+FORWARDS: Final = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_CACHED, FORWARD_GRAD)
 """By ``Flag.GRAD`` and ``Flag.TRAINING`` of a forward."""
 
 TRAINING: Final = (GRADIENTS_MADE, UPDATED)

@@ -14,6 +14,9 @@ MICRO = 55
 STEP = 62
 """See ``Tape.micro`` and ``Tape.step``."""
 
+CACHES = Flag.TRAINING
+"""Of a forward without gradients in training mode."""
+
 DATA, FORWARD, BACKWARD, OPTIMIZER = (
     SourceKind.DATA, SourceKind.FORWARD, SourceKind.BACKWARD, SourceKind.OPTIMIZER,
 )  # fmt: skip
@@ -212,6 +215,36 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().ask(iterator=1).dispose("code", 1).forward().spend(50)
          .repeat(2, lambda t: t.ask(iterator=2).forward().backward().update()).stop(iterator=2), evals=[20],
          durations=[STEP, STEP], activity={"data_wait": 20, "productive": 114, "eval": 20, "outside": 50}),
+    # Gradient caching, as open_clip's ``--accum-freq``: features of the whole group, then the batches again with gradients.
+    loop("batches forwarded without gradients in training mode are of the step of a later batch of their pass",
+         times(2, lambda t: t.repeat(2, lambda t: t.ask().forward(11, flags=CACHES)).ask().forward(11, flags=CACHES)
+               .repeat(3, lambda t: t.forward().backward()).update()).stop(),
+         durations=[3 * 16 + 3 * 50 + 7] * 2, evals=[], count={"code": 6, "model": 12, "backward": 6, "SGD": 2},
+         batches={"code": [("train", -1)] * 6}),
+    loop("so they are where an evaluation comes before it",
+         times(2, lambda t: t.ask().forward(11, flags=CACHES).ask().forward(11, flags=CACHES).forward().backward().update()
+               .validate(1)).stop(),
+         durations=[2 * 16 + 57] * 2, evals=[16] * 2),
+    loop("what is left of a group at the end of a pass that trains goes on in the next",
+         times(2, lambda t: t.ask().forward(11, flags=CACHES).ask().forward(11, flags=CACHES).forward().backward().update()
+               .ask().forward(11, flags=CACHES).stop()),
+         durations=[2 * 16 + 57, 3 * 16 + 57], partial=[16], evals=[]),
+    loop("a pass without gradients in training mode is evaluation",
+         times(2, lambda t: t.repeat(2, Tape.step).stop().repeat(3, lambda t: t.ask().forward(11, flags=CACHES)).stop()),
+         durations=[STEP] * 4, evals=[16] * 6),
+    loop("so it is in a run that never trains",
+         times(3, lambda t: t.ask().forward(11, flags=CACHES)).stop(), durations=[], evals=[16] * 3),
+    loop("so it is before an inner pass that trains",
+         times(2, lambda t: t.ask("prompts").forward(11, flags=CACHES).step().stop()).stop("prompts"),
+         durations=[STEP] * 2, evals=[16] * 2),
+    loop("so it is after batches of another pass that trains, which was left",
+         Tape().ask(iterator=1).forward(11, flags=CACHES).ask(iterator=1).forward(11, flags=CACHES).dispose("code", 1)
+         .repeat(2, lambda t: t.ask(iterator=2).forward().backward().update()).stop(iterator=2),
+         durations=[STEP] * 2, evals=[16] * 2),
+    loop("so it is where a name says evaluation, or more batches than a group has come first",
+         times(2, lambda t: t.step().stop().ask("val").forward(11, flags=CACHES).ask("val").forward().backward().update().stop("val"))
+         .repeat(70, lambda t: t.ask("other").forward(11, flags=CACHES)).ask("other").forward().backward().update(),
+         durations=[STEP] * 5, evals=[16] * 72),
     # ``with torch.no_grad(): z = model.encoder(x)``, then ``model.head(z)``, without a loader.
     loop("forwards without gradients of a part that never trains are of the step",
          times(3, lambda t: t.forward(11, flags=0, part=1).forward(part=2).backward().update()),

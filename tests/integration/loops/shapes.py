@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.integration.loops.truth import (
@@ -71,6 +72,26 @@ def accumulation_by_drawing_several_batches(watch: Watch) -> None:
         for batch in group:
             truth.backward(truth.loss(model, batch))
         truth.update_that_ends_a_step(optimizer)
+
+
+@timed
+def gradients_of_cached_features(watch: Watch) -> None:
+    """Contrastive losses: the features of a group, without gradients in training mode, then its batches again, and an update."""
+    truth, (model, optimizer, train) = watch.slow_training({"train": (6, 0.02)}, rated=TRAIN_ALONE)
+    truth.at(TRAIN, "train")
+    for _ in range(2):
+        group = []
+        for batch in train:
+            truth.batch("train")
+            with torch.no_grad():
+                truth.forward()
+                model(batch[0])
+            group.append(batch)
+            if len(group) == 3:
+                for each in group:
+                    truth.backward(truth.loss(model, each))
+                truth.update_that_ends_a_step(optimizer)
+                group.clear()
 
 
 @loop
