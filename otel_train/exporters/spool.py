@@ -61,7 +61,7 @@ _SEGMENTS: Final = 8
 _REJECTED_BYTES: Final = 16 << 20
 _SUFFIX: Final = ".otlp.jsonl"
 _STATE_BYTES: Final = 24
-_STATE: Final = re.compile(rb"([0-9]{10}) ([0-9]{12})\n")
+_STATE: Final = re.compile(rb"(0[0-9]{9}) ([0-9]{12})\n")
 
 _held: set[int] = set()
 """Descriptors with a lock. A forked child lets go of its copies, else they would keep the lock of a dead parent."""
@@ -111,7 +111,7 @@ class SpoolQueue:
         self.folder = directory / FOLDER if directory is not None else None
         self.torn = 0  # lines that a crash had left half written
         self._name = NAMES[signal]
-        self._pattern = re.compile(rf"{self._name}-([0-9]{{10}}){re.escape(_SUFFIX)}")
+        self._pattern = re.compile(rf"{self._name}-(0[0-9]{{9}}){re.escape(_SUFFIX)}")
         self._max_bytes = max_bytes
         self._on_loss = on_loss
         self._on_error = on_error
@@ -361,7 +361,13 @@ class SpoolQueue:
         return self.folder / f"{self._name}.offset"
 
     def _open_state(self) -> int:
-        fd = open_to_write(self._state_path)
+        try:
+            fd = open_to_write(self._state_path)
+        except OSError:
+            if self._state_path.is_file() and not self._state_path.is_symlink():
+                raise
+            self._clear_state_path()
+            fd = open_to_write(self._state_path)
         try:
             if os.fstat(fd).st_size < _STATE_BYTES:
                 os.pwrite(fd, _state(0, 0), 0)
@@ -369,6 +375,13 @@ class SpoolQueue:
             os.close(fd)
             raise
         return fd
+
+    def _clear_state_path(self) -> None:
+        """Removes what lies in place of the offset file, such as a pipe: it says as little as a damaged one."""
+        if self._state_path.is_dir() and not self._state_path.is_symlink():
+            self._state_path.rmdir()
+        else:
+            self._state_path.unlink(missing_ok=True)
 
     def _sent_until(self, fd: int) -> tuple[int, int]:  # number of a segment, and up to where it is done
         found = _STATE.fullmatch(os.pread(fd, _STATE_BYTES, 0))  # what is damaged says nothing

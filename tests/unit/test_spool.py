@@ -423,6 +423,7 @@ def test_what_does_not_fit_among_the_rejected_is_counted(
     [
         b"0000000001 -00000000100\n",
         b"99999999999999999999999\n",
+        b"9999999999 000000000000\n",  # the next segment would have a number too long for a name
         b"99999999999 00000000005\n",
         b"0000000001 000000001000\n",
         b"0000000001 000000000005\n",
@@ -441,6 +442,36 @@ def test_a_damaged_offset_stops_nothing_and_loses_nothing(tmp_path: Path, state:
     after.append(request(2))
 
     assert drained(after) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+def test_what_lies_in_place_of_the_offset_holds_up_nothing(tmp_path: Path, kind: str) -> None:
+    """Nothing on disk was sent any more, by no later start of the run and by no replay."""
+    before = queue(tmp_path)
+    before.append(request(1))
+    place = tmp_path / "spool" / "metrics.offset"
+    place.unlink()
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(place)
+    before.append(request(2))
+
+    assert drained(before) == [1, 2]
+    before.close()
+
+
+def test_a_file_with_the_last_possible_number_is_no_segment(tmp_path: Path) -> None:
+    """The names of those behind it would be too long: they were written, and neither sent nor dropped."""
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    (folder / "metrics-9999999999.otlp.jsonl").touch()
+    waiting = queue(tmp_path)
+    waiting.append(request(1))
+
+    assert drained(waiting) == [1]
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
