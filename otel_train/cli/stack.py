@@ -40,7 +40,7 @@ Then, in another terminal:
 With --secure, trainers need a certificate and a token, which are made at the first start. All ports listen on
 loopback. 'down' keeps the data; 'down --data' removes it.
 """
-EPILOG = "Exit codes: 0 success, 1 status: a part is not ready, 2 error"
+EPILOG = "Exit codes: 0 success, 1 status: a part is not ready, 2 error, 130 Ctrl-C before a detached stack was ready"
 PARTLY = 1
 LINES = 200
 
@@ -124,6 +124,8 @@ def _up_local(args: argparse.Namespace) -> int:
             raise StackError(f"{ended} ended unexpectedly, so the rest was stopped too. Its log is {log}")
     except KeyboardInterrupt:
         _say("\nStopping.")
+        if args.detach:  # nothing runs in the background, as the caller was to believe
+            raise
     finally:
         if not left:
             _stop_undisturbed(stack)

@@ -263,9 +263,14 @@ def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Pop
             )  # fmt: skip
     except OSError as error:
         raise StackError(f"{part.name}: {part.command[0]} cannot be started: {error.strerror}") from error
-    began_s = psutil.Process(child.pid).create_time()
-    text = json.dumps({"pid": child.pid, "began_s": began_s})
-    _pid_file(state, part.name).write_text(f"{text}\n", encoding="utf-8")
+    try:
+        began_s = psutil.Process(child.pid).create_time()
+        text = json.dumps({"pid": child.pid, "began_s": began_s})
+        _pid_file(state, part.name).write_text(f"{text}\n", encoding="utf-8")
+    except BaseException:  # Ctrl-C, or a full disk: without its pid file nothing would ever stop it
+        child.kill()
+        child.wait()
+        raise
     return child
 
 

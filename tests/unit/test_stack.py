@@ -25,6 +25,7 @@ from otel_train.stack.configuration import Ports, write_alertmanager
 from otel_train.stack.local import LocalStack
 from tests.support.command_line import Cli
 from tests.support.stack import ROOT, SCALE, free_ports, hurry
+from tests.support.waiting import until
 from tools.alerts_pages import ALERT_FILES, rules
 
 PRETENDER = f"""\
@@ -382,6 +383,32 @@ def test_ctrl_c_and_a_closed_terminal_stop_every_part(
     assert up.returncode == 0
     assert said.count("stopped") == 4
     assert not list((tmp_path / "typed" / "pid").iterdir())
+
+
+def test_a_part_whose_pid_file_cannot_be_written_does_not_run_on(stack: LocalStack) -> None:
+    """A full disk, say. No `down` would have found it, and it kept its ports."""
+    in_its_place = stack.state / "pid" / "prometheus.json"
+    in_its_place.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        stack.start()
+    in_its_place.rmdir()
+    stack.stop()
+
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if any(str(stack.state) in word for word in command)]
+
+
+def test_ctrl_c_while_a_detached_stack_starts_is_no_success(tmp_path: Path, pretenders: Path) -> None:
+    """`stack up --local --detach && torchrun ...` began to train beside a stack that was stopped again."""
+    script(pretenders / "jaeger", f"#!{sys.executable} -SE\nimport time\ntime.sleep(60)\n")  # never ready
+    with subprocess.Popen(typed(tmp_path / "typed", "--detach"), stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        until((tmp_path / "typed" / "pid" / "jaeger.json").exists)
+        up.send_signal(signal.SIGTERM)
+        said = up.stdout.read()
+
+    assert up.returncode == 130
+    assert said.count("stopped") == 4
 
 
 def test_a_hurried_file_differs_in_durations_alone() -> None:
