@@ -73,6 +73,7 @@ class Pass:
         ended: it has no further batch, or its iterator is gone.
         drawn_again: it gave one batch, as the pass of its loader before: ``next(iter(loader))`` in a loop.
         is_behind: an evaluation looks one batch ahead in it: the step of its last batch is to come.
+        caches: batches of it that were forwarded without gradients were of the step of a later one.
         is_of_model: its last request was inside a forward, of a model that draws its own batches.
         making: time in which its iterator was made.
         making_ns: how long that took; -1 once its first batch is there.
@@ -87,6 +88,7 @@ class Pass:
     ended: bool = False
     drawn_again: bool = False
     is_behind: bool = False
+    caches: bool = False
     is_of_model: bool = False
     making: list[Item] = field(default_factory=list)
     making_ns: int = -1

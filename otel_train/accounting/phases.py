@@ -395,10 +395,16 @@ class BatchPhases:
             waiting, self.waiting = self.waiting, []
             self._set_training(batch)
             waiting = self._take_looks(waiting, batch, items[:last])
+            caches = next(filter(None, shown)) == FORWARD_CACHED
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
-                trains = not self._evaluates_before(before, batch) and any(map(_SHOWN, before.items))
+                evaluates = self._evaluates_before(before, batch) or (before.cached and not caches)
                 before.dropped = False  # it was fetched before the end of its pass, and is used now
-                self._book_batch(before, TRAIN if trains else self._phase_of_rest(before))
+                if evaluates or not any(map(_SHOWN, before.items)):
+                    self._book_rest(before, evaluates=before.cached)
+                else:
+                    self._book_batch(before, TRAIN)
+                    for each in before.passes:
+                        each.caches |= before.cached
             self.trained, self._in_hand = True, -1
             step = self._book.open
             asked = step.asked or step is batch.asked_in
@@ -439,13 +445,12 @@ class BatchPhases:
         evaluates = before.cached or self.is_named_evaluation(before)
         return evaluates and set(before.passes).isdisjoint(batch.passes)
 
-    def _phase_of_rest(self, batch: Batch, *, evaluates: bool = False) -> int:
-        """Returns the phase of a batch that waited and does not train; -1: what is known of its loader."""
-        cached = batch.cached and not self._is_given_up(batch)
-        phase = self._eval_phase(batch) if cached or evaluates else -1
-        if cached:
+    def _book_rest(self, batch: Batch, *, evaluates: bool) -> None:
+        """Books a batch that waited and does not train: as evaluation, else by what is known of its loader."""
+        phase = self._eval_phase(batch) if evaluates else -1
+        if evaluates and batch.cached:
             self._set_phase(batch, phase)
-        return phase
+        self._book_batch(batch, phase)
 
     def _take_evaluation_ahead(self, batch: Batch) -> Batch:
         """Books evaluation on a batch that was asked for while another one was in hand; returns the rest, which trains: rule 5.
@@ -574,17 +579,20 @@ class BatchPhases:
             if unused and (ready or full):
                 self._book.apart(batch.items, Activity.OUTSIDE)
             elif ready or full:
-                evaluates = forward and (trains or self._decision.manual) and not self._is_given_up(batch)
+                known = trains or self._decision.manual or batch.cached
+                evaluates = forward and known and not self._is_given_up(batch)
                 if evaluates and not batch.origins:
                     self._book_tried(batch)
                 else:
-                    self._book_batch(batch, self._phase_of_rest(batch, evaluates=evaluates))
+                    self._book_rest(batch, evaluates=evaluates)
             else:
                 kept.append(batch)
         self.waiting = kept
 
     def _is_given_up(self, batch: Batch) -> bool:
         """Returns whether the loop has given up a step before its backward: of a pass that has trained, or where the model raised."""
+        if batch.cached:
+            return all(each.caches for each in batch.passes)
         return batch.shown == TRAIN or batch.has_raised
 
     def close(self) -> None:
@@ -596,8 +604,8 @@ class BatchPhases:
             if batch.is_over and not batch.dropped and self._only_unused(batch):
                 self._book.apart(batch.items, Activity.OUTSIDE)
                 continue
-            evaluates = several and batch.has_forward and not self._is_given_up(batch)
-            self._book_batch(batch, self._phase_of_rest(batch, evaluates=evaluates))
+            known = several or batch.cached
+            self._book_rest(batch, evaluates=known and batch.has_forward and not self._is_given_up(batch))
         self.waiting = []
         self._drop_lead()
 

@@ -237,6 +237,13 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("so it is before an inner pass that trains",
          times(2, lambda t: t.ask("prompts").forward(11, flags=CACHES).step().stop()).stop("prompts"),
          durations=[STEP] * 2, evals=[16] * 2),
+    # ``with torch.no_grad(): model(next(it))``, and the next step goes on with the same iterator.
+    loop("so it is where the batch that trains next has no such forward of its own",
+         times(3, lambda t: t.step().repeat(2, lambda t: t.ask().forward(11, flags=CACHES))).step(),
+         durations=[STEP] * 4, evals=[16] * 6),
+    loop("so it is there at the end of the pass",
+         times(2, lambda t: t.step().repeat(2, lambda t: t.ask().forward(11, flags=CACHES)).stop()),
+         durations=[STEP] * 2, evals=[16] * 4),
     loop("so it is after batches of another pass that trains, which was left",
          Tape().ask(iterator=1).forward(11, flags=CACHES).ask(iterator=1).forward(11, flags=CACHES).dispose("code", 1)
          .repeat(2, lambda t: t.ask(iterator=2).forward().backward().update()).stop(iterator=2),
@@ -346,6 +353,9 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("backwards are the steps after 300 without an update",
          times(310, Tape.micro), durations=[MICRO] * 310),
     # Training by other means, with the model in training mode.
+    loop("a checkpoint ends no step where batches are the steps, and the last one ends with the session",
+         times(3, lambda t: t.ask().forward().run(CHECKPOINT, "checkpoint", 40).spend(2)),
+         durations=[27] * 3, partial=[], phase={"train": 81, "": 120}),
     loop("batches are the steps where there is no backward",
          times(3, lambda t: t.ask().forward()).stop(), durations=[25] * 3),
     # ``step()`` overrules everything else.
