@@ -304,13 +304,9 @@ class SpoolQueue:
 
     @property
     def unsaved(self) -> int:
-        """How many requests are in memory alone, except while one is being written."""
-        if not self._guard.acquire(blocking=False):
-            return 0
-        try:
-            return len(self._memory)
-        finally:
-            self._guard.release()
+        """How many requests are in memory alone, but for one that is being written just now."""
+        being_written = self._guard.locked()  # for as long as a disk hangs
+        return max(0, len(self._memory) - being_written)
 
     @property
     def rejected_file(self) -> Path | None:

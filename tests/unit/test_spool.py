@@ -444,6 +444,18 @@ def test_a_damaged_offset_stops_nothing_and_loses_nothing(tmp_path: Path, state:
     assert drained(after) == [1, 2]
 
 
+def test_what_is_in_memory_alone_is_known_while_one_more_is_tried(tmp_path: Path) -> None:
+    """The run summary is shown then: it said of all of them that they wait in the spool."""
+    (tmp_path / "spool").touch()
+    seen: list[int] = []
+    waiting: SpoolQueue = queue(tmp_path, on_error=lambda _: seen.append(waiting.unsaved))
+    for number in range(3):
+        waiting.append(request(number))
+
+    assert seen == [0, 1, 2]
+    assert waiting.unsaved == 3
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
 def test_what_lies_in_place_of_the_offset_holds_up_nothing(tmp_path: Path, kind: str) -> None:
     """Nothing on disk was sent any more, by no later start of the run and by no replay."""
