@@ -24,6 +24,7 @@ from otel_train.accounting.nesting import (
     Nesting,
     NotKnownYetError,
     OpenStage,
+    takes_gradients,
 )
 from otel_train.accounting.phases import BatchPhases
 from otel_train.accounting.steps import (
@@ -154,6 +155,17 @@ class ThreadAccount(Nesting):
             return not self.computes
         both = bool(met & GRADIENTS) and bool(met & UPDATES)
         return self.trains and not both and not met & OWN_WORK
+
+    @property
+    def gives_gradients(self) -> bool:
+        """It makes gradients that another thread may apply: it has neither batches nor updates of its own."""
+        met = self._latest.met
+        return bool(met & GRADIENTS) and not (met & UPDATES or self.asks or self.marks)
+
+    @property
+    def takes_gradients(self) -> bool:
+        """It gets batches and updates, and another thread makes the gradients."""
+        return takes_gradients(self._latest.met)
 
     @property
     def asks(self) -> bool:

@@ -65,6 +65,11 @@ _HIDDEN_IN[CHECKPOINT] = 1 << CHECKPOINT
 _HIDDEN_IN[WHOLE] = 1 << WHOLE
 
 
+def takes_gradients(met: int) -> bool:
+    """Returns whether a thread of these kinds gets batches and updates, and others make the gradients."""
+    return bool(met >> OPTIMIZER & met >> DATA & 1) and not met & (GRADIENTS | 1 << WHOLE)
+
+
 class NotKnownYetError(Exception):
     """What an edge means depends on edges that have not come: whether an optimizer in which a loader is asked has raised."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.ma  # np.unique and np.median import it at their first call, which would be in the middle of a step
 
-from otel_train.accounting.nesting import COMPUTES, OWN_WORK, TRAINS
+from otel_train.accounting.nesting import COMPUTES, OWN_WORK, TRAINS, takes_gradients
 from otel_train.agent.coverage import CoverageReporter, instrumentation_gaps
 from otel_train.agent.messages import LOGGED_VALUES
 from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
@@ -243,7 +243,8 @@ class ExportLoop:
     def _trained_ns(self, thread: SharedThread, pending: int) -> int:
         """Returns when a thread trained first, of its edges that are to be read; when it wrote the first, if it has not.
 
-        One that only reads a loader, or does parts of steps of other threads, comes after those.
+        One that only reads a loader, or does parts of steps of other threads, comes after those. One that updates by
+        the gradients of others comes before them.
         """
         unread = thread.ring.peek(thread.ring.taken)
         times, sources = unread.times[:pending], unread.codes[:pending] >> SOURCE_SHIFT & SOURCE_MASK
@@ -253,6 +254,8 @@ class ExportLoop:
         trained = kinds & TRAINS > 0
         if not (kinds & COMPUTES).any() or (trained.any() and not (kinds & OWN_WORK).any()):
             return self._clock()
+        if takes_gradients(int(np.bitwise_or.reduce(kinds))):
+            return 0
         return int(times[trained.argmax()])
 
     def _is_full(self) -> bool:

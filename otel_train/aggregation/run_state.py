@@ -283,7 +283,7 @@ class RunState:
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
         # Else ``check_stalls`` does, when the other threads are known.
-        if (self.leading is not None or mine.works or not main) and not mine.account.is_part:
+        if (self.leading is not None or mine.works or not main) and not self._is_part(mine):
             self._take(mine, mine.account.take())
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
@@ -317,7 +317,7 @@ class RunState:
             mine.over = True
             if self._only_reads(mine):
                 self._last_reader = mine.name
-            self._computed |= mine.account.computes and not mine.account.is_part
+            self._computed |= mine.account.computes and not self._is_part(mine)
 
     def check_stalls(self, now_ns: int, behind: Collection[int] = ()) -> None:
         """Detects stalls while they last, and accounts time that belongs to no batch. Threads ``behind`` have unread events."""
@@ -432,7 +432,7 @@ class RunState:
     def _others(self) -> list[ThreadState]:
         """Threads that have steps, or may have, and do not lead."""
         threads = (each for each in self._threads.values() if each is not self.leading)
-        return [each for each in threads if each.works and not each.account.is_part]
+        return [each for each in threads if each.works and not self._is_part(each)]
 
     def _share_outside(self, now_ns: int) -> None:
         """Gives other threads what is theirs of the time that the leading thread spends outside."""
@@ -475,7 +475,7 @@ class RunState:
         elif thread.follows is before:
             leads = thread.account.computes
         else:
-            leads = _rank(thread) > _rank(before)
+            leads = self._rank(thread) > self._rank(before)
         if not leads or thread is before:
             return
         if before is not None and thread.follows is before:
@@ -494,9 +494,19 @@ class RunState:
 
     def _helps(self, thread: ThreadState) -> bool:
         """Returns whether a thread only computes gradients or updates, or marks steps, of another thread's forwards."""
-        others = (each.account for each in self._threads.values())
-        computed = self._computed or any(other.computes and not other.is_part for other in others)
-        return computed and thread.account.is_part
+        others = self._threads.values()
+        computed = self._computed or any(each.account.computes and not self._is_part(each) for each in others)
+        return computed and self._is_part(thread)
+
+    def _is_part(self, thread: ThreadState) -> bool:
+        """Returns whether it runs only a part of other threads' steps, as where it makes gradients of batches that one reads and applies."""
+        if thread.account.is_part or not thread.account.gives_gradients:
+            return thread.account.is_part
+        return any(each.account.takes_gradients for each in self._threads.values())
+
+    def _rank(self, thread: ThreadState) -> int:
+        """Returns the precedence of a thread for the time of the run: reads a loader, evaluates or does part of a step, trains."""
+        return int(thread.works) + int(thread.account.trains and not self._is_part(thread))
 
     def _take(self, thread: ThreadState, closed: ClosedSteps) -> None:
         self._lead(thread)
@@ -505,7 +515,7 @@ class RunState:
             self.totals.add_beside(closed)
             self._take_endings(closed)
             return
-        if closed is NOTHING and thread.in_rows and not thread.account.is_part:  # since it was read
+        if closed is NOTHING and thread.in_rows and not self._is_part(thread):  # since it was read
             if thread.main:
                 self.device.add_calls(closed.occurrences, thread.account.final_ns)
             return
@@ -567,8 +577,3 @@ class RunState:
         free = MOST_CHILDREN - sum(len(part.step) for part in thread.open_step)
         if len(still) and free > 0:
             thread.open_step.append(StageCalls(*(column[still[:free]] for column in closed.occurrences)))
-
-
-def _rank(thread: ThreadState) -> int:
-    """Returns the precedence of a thread for the time of the run: reads a loader, evaluates or does part of a step, trains."""
-    return int(thread.works) + int(thread.account.trains and not thread.account.is_part)

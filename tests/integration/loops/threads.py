@@ -157,6 +157,26 @@ def gradients_of_copies_are_applied_by_the_main_thread(watch: Watch) -> Truth:
 
 
 @loop
+def halves_of_a_batch_in_threads(watch: Watch) -> Truth:
+    """Manual data parallelism: the main thread reads and updates, threads make the gradients. Its updates are the steps."""
+    truth = Truth(threads=3, repeatable=False)
+    model, train, lock = Net(), loader(6), threading.Lock()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+
+    def half(rows: list[torch.Tensor]) -> None:
+        with lock:
+            truth.backward(truth.loss(model, rows))
+
+    with ThreadPoolExecutor(2) as pool:
+        for inputs, targets in train:
+            truth.batch("train")
+            list(pool.map(half, [[inputs[n::2], targets[n::2]] for n in range(2)]))
+            truth.update_that_ends_a_step(optimizer)
+    return truth
+
+
+@loop
 def steps_marked_in_another_thread(watch: Watch) -> Truth:
     """No model that can be seen: a thread works in stages, and says where its steps end."""
     truth = Truth(source="manual", threads=2)
