@@ -349,6 +349,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     # An optimizer that torch does not know of.
     loop("backwards are the steps of a pass without an update",
          times(3, lambda t: t.micro().spend(7)).stop(), durations=[MICRO + 7] * 3, partial=[]),
+    loop("a block of a name inside one of the same name is a part of it, also inside another block",
+         Tape().ask().begin(STAGE, "fit").begin(STAGE, "tune").spend(1).inside(STAGE, "tune", self_ns=2).spend(3).end(STAGE, "tune")
+         .spend(4).forward().backward().update().end(STAGE, "fit"),
+         owner={"code": 5, "tune": 6, "fit": 4, "model": 20, "backward": 30, "SGD": 7}, calls={"tune": [(6, 0)], "fit": [(67, 0)]}),
     # A pass may never end.
     loop("backwards are the steps after 300 without an update",
          times(310, Tape.micro), durations=[MICRO] * 310),
