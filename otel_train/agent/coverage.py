@@ -48,10 +48,10 @@ _NO_UPDATE = (
     "a compiled function. Steps are counted by backward; otel_train.step() marks them"
 )
 _NO_FORWARD = (
-    "no forward of it was observed: the loop has not called it, or it calls another object (a copy, a wrapper, a "
-    "compiled function around it), a method other than __call__ that calls no part of the model, or a __call__ of its "
-    "class that does not go on to torch's. If it is in use, give instrument() the object that the loop calls, or put "
-    "the call in a stage"
+    "no forward of it was observed: the loop has not called it, or calls it only inside the forward of another model, "
+    "which contains its time, or it calls another object (a copy, a wrapper, a compiled function around it), a method "
+    "other than __call__ that calls no part of the model, or a __call__ of its class that does not go on to torch's. If "
+    "it is in use, give instrument() the object that the loop calls, or put the call in a stage"
 )
 _NO_FORWARD_IN_TRAINING = (
     "forwards were seen outside training only: training calls an object other than the given model (a copy, a "

@@ -378,6 +378,30 @@ class Process(nn.Module):
         return x @ self.mean
 
 
+class Caller(nn.Module):
+    """Calls another model in its forward, which is no part of it."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.others = nn.Linear(4, 2), (other,)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) + self.others[0](x)
+
+
+def test_what_is_said_of_an_unseen_forward_names_a_call_by_another_model(watch: Watch) -> None:
+    """The program does call its model, and the forward of the other one contains that call."""
+    inner = nn.Linear(4, 2)
+    outer = Caller(inner)
+    session = watch({"outer": outer, "inner": inner})
+    for _ in range(9):
+        outer(ROWS).sum().backward()
+    session.close()
+
+    [reason] = [gap["reason"] for gap in session.summary()["instrumentation_gaps"] if gap["name"] == "inner"]
+    assert "inside the forward of another model" in reason
+
+
 def test_what_is_said_of_an_unseen_forward_names_a_call_of_its_class(watch: Watch) -> None:
     """The program does call its model: without this reason the reader looks for a mistake of his own."""
     model = Process()
