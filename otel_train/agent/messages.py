@@ -27,9 +27,8 @@ from otel_train.recording.descriptors import set_aside
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable, Iterator, Mapping
-
-    import numpy as np
 
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, Outcomes
@@ -190,7 +189,7 @@ class Report:
         device_steps: steps in which a device was in use, and how many of them were timed.
         scale: the last loss scale; None if none was read.
         logged_values: a value that is no number is None.
-        operations: int64[n, 3], see ``Timers.take``.
+        operations: see ``Timers.take``.
         builds: batches that workers have built, by loader.
         reports: calls of ``Session.report`` so far.
         records: of other ranks, fetched since the last report; None if none were.
@@ -205,7 +204,7 @@ class Report:
     scale: float | None
     compiles: list[Compile]
     logged_values: list[Value | UserEvent]
-    operations: np.ndarray | None
+    operations: array[int] | None
     builds: list[tuple[str, BatchBuildTimes]]
     exits: list[tuple[str, WorkerExit]]
     reports: int

@@ -24,6 +24,7 @@ from otel_train.recording.events import LoopState, SourceKind, StepRule
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
@@ -92,7 +93,7 @@ class RemoteRecording:
         self.exits: deque[tuple[str, WorkerExit]] = deque()
         self.compiles: deque[Compile] = deque()
         self._outcomes: deque[Outcomes] = deque()
-        self._operations: deque[np.ndarray] = deque()
+        self._operations: deque[array[int]] = deque()
         self._device_steps: deque[tuple[int, int]] = deque()
         self._pairs = DevicePairs(rings.device_ring, lambda: rings.sources)
         self._asking = threading.Lock()
@@ -122,7 +123,7 @@ class RemoteRecording:
             self.scale = report.scale
         self.compiles.extend(report.compiles)
         self.logged.extend(report.logged_values)
-        if report.operations is not None and len(report.operations):
+        if report.operations:
             self._operations.append(report.operations)
         self.builds.extend(report.builds)
         self.exits.extend(report.exits)
@@ -136,7 +137,7 @@ class RemoteRecording:
         """Reads from shared memory what a rank that has died had not reported."""
         values, operations = self.rings.unreported()
         self.logged.extend(values)
-        if len(operations):
+        if operations:
             self._operations.append(operations)
 
     def outcomes(self) -> Outcomes:
@@ -144,8 +145,8 @@ class RemoteRecording:
         return Outcomes(*map(sum, zip((0, 0, 0), *drained(self._outcomes), strict=True)))
 
     def operations(self) -> np.ndarray:
-        """Operations timed by token since the last call: int64[n, 3], see ``Timers.take``."""
-        return np.concatenate([np.zeros((0, 3), dtype=np.int64), *drained(self._operations)])
+        """Operations timed by token since the last call: int64[n, 3], operation, when it began, when it ended."""
+        return np.frombuffer(b"".join([*drained(self._operations)]), dtype=np.int64).reshape(-1, 3)
 
     def device_times(self) -> DeviceTimes | None:
         """Returns the device times since the last call, from reports or from shared memory."""

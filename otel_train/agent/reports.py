@@ -102,7 +102,7 @@ class ReportBuilder:
         if len(self._unsent) == MOST_UNSENT:
             lost = self._unsent.popleft()
             values.dropped += len(lost.logged_values)
-            timers.dropped += 0 if lost.operations is None else len(lost.operations)
+            timers.dropped += 0 if lost.operations is None else len(lost.operations) // 3
         self._pause_s = pause_s
         self._unsent.append(self.make(fresh=fresh))
         self._pause()

@@ -37,6 +37,7 @@ from otel_train.recording.shared_memory import (
 from otel_train.safety import Guard, signal_name
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterable
     from pathlib import Path
 
@@ -58,7 +59,7 @@ class SharedRing(RingReader):
         limit: edges that may be read: of later ones it is not known yet what they mean.
     """
 
-    def __init__(self, words: np.ndarray, progress: np.ndarray) -> None:
+    def __init__(self, words: memoryview, progress: memoryview) -> None:
         super().__init__(words)
         self.limit = _UNLIMITED
         self._progress = progress
@@ -66,12 +67,12 @@ class SharedRing(RingReader):
     @property
     def written(self) -> int:
         """Edges written since the ring was made."""
-        return int(self._progress[0]) // EDGE_WORDS
+        return self._progress[0] // EDGE_WORDS
 
     @property
     def spent_ns(self) -> int:
         """Nanoseconds that recording took; see ``Ring.spent_ns``."""
-        return int(self._progress[1]) * SAMPLED
+        return self._progress[1] * SAMPLED
 
     @property
     def pending(self) -> int:
@@ -129,7 +130,7 @@ class SharedRings:
         words = np.frombuffer(self._memory.ring_words(0), dtype=np.int64)
         words[:: PAGE // words.itemsize].max()
 
-    def unreported(self) -> tuple[list[Value | UserEvent], np.ndarray]:
+    def unreported(self) -> tuple[list[Value | UserEvent], array[int]]:
         """Returns the logged values and timed operations since the last report. Call it after the rank has died."""
         values, operations = (self._memory.pending(index) for index in (0, 1))
         return unreported_values(values), unreported_operations(operations)
@@ -247,8 +248,7 @@ class SharedRings:
         for slot, used, _, name, engine in self._memory.entries():
             thread = self._threads.get(slot)
             if thread is None:
-                words = np.frombuffer(self._memory.ring_words(slot), np.int64)
-                progress = np.frombuffer(self._memory.progress(slot), np.int64)
+                words, progress = self._memory.ring_words(slot), self._memory.progress(slot)
                 thread = SharedThread(SharedRing(words, progress), slot, name, engine)
                 thread.ring.limit = 0 if self._limited else _UNLIMITED
                 self._threads[slot] = thread

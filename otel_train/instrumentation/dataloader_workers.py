@@ -10,8 +10,6 @@ from multiprocessing.connection import wait
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.instrumentation.worker_timer import (
     LONGEST_NS,
@@ -26,6 +24,8 @@ from otel_train.safety import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    import numpy as np
 
 
 _NEWER = (SEQUENCE + 1) // 2
@@ -46,15 +46,20 @@ class BatchBuildTimes(FastNamedTuple):
 class BuildTimeReader:
     """Reads the build times written by the workers of one iterator. Not thread-safe.
 
-    Every batch is returned exactly once, or counted as missed exactly once.
+    Every batch is returned exactly once, or counted as missed exactly once. numpy is imported here: where a DataLoader has
+    workers, torch has loaded it.
     """
 
     def __init__(self, rows: SharedRows) -> None:
+        import numpy as np
+
         self._words = np.frombuffer(rows.memory, dtype=np.int64).reshape(rows.workers, ROW_WORDS)
         self._taken = np.zeros(rows.workers, dtype=np.int64)
 
     def read(self) -> BatchBuildTimes:
         """Returns all new build times, in the order of the batches: workers take turns."""
+        import numpy as np
+
         written = self._words[:, 0].copy()
         new = np.flatnonzero(written > self._taken).tolist()
         parts = [self._read(worker, int(written[worker])) for worker in new]
@@ -65,6 +70,8 @@ class BuildTimeReader:
         return BatchBuildTimes(times[np.argsort(turns, kind="stable")], sum(part.missed for part in parts))
 
     def _read(self, worker: int, written: int) -> BatchBuildTimes:
+        import numpy as np
+
         taken = int(self._taken[worker])
         numbers = np.arange(max(taken, written - SLOTS), written)
         words = self._words[worker, 1 + numbers % SLOTS]

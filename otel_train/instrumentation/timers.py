@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from otel_train.errors import shown, text, wrong_argument
 from otel_train.instrumentation.naming import calling
@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 MOST_WAITING = 32_768
 """Operations that ended between two polls of the service thread; the oldest go first, and are counted. 5 MB."""
 
-_AT_ONCE = 256
-"""Operations that become one array: some 0.1 ms."""
-
-_NONE = np.zeros((0, 3), dtype=np.int64)
 _OPERATION = 1
 
 
-def unreported_operations(memory: memoryview) -> np.ndarray:
+def unreported_operations(memory: memoryview) -> array[int]:
     """Operations that had ended in a dead process and were not reported; see ``Timers.take``."""
-    rows = [entry.numbers for entry in unreported(memory) if entry.kind == _OPERATION]
-    return np.array(rows, dtype=np.int64).reshape(-1, 3)
+    entries = (entry.numbers for entry in unreported(memory) if entry.kind == _OPERATION)
+    return array("q", chain.from_iterable(entries))
 
 
 class Token:
@@ -109,15 +105,17 @@ class Timers:
             again = token.timers is self
             self._refuse(token.name, "it has ended before" if again else "it was begun in another session")
 
-    def take(self) -> np.ndarray:
-        """Returns what has ended since the last call: int64[n, 3], operation, when it began, when it ended."""
-        parts = [_NONE]
-        while self._ended:
-            waiting = range(min(len(self._ended), _AT_ONCE))
-            rows = np.array([self._ended.popleft() for _ in waiting], dtype=np.int64)
-            self._taken = int(rows[-1, 3]) + 1
-            parts.append(rows[:, :3])
-        return np.concatenate(parts)
+    def take(self) -> array[int]:
+        """Returns what has ended since the last call: operation, when it began, when it ended, and the same of the next one.
+
+        No list, which would hold the interpreter for milliseconds while it is sent; no numpy, see ``RingReader``.
+        """
+        taken = array("q")
+        for _ in range(len(self._ended)):
+            *operation, number = self._ended.popleft()
+            taken.extend(operation)
+            self._taken = number + 1
+        return taken
 
     def reported(self) -> None:
         """Records that the agent has what has been taken."""

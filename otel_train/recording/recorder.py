@@ -12,8 +12,6 @@ from _thread import get_ident
 from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from otel_train.recording.events import (
     EDGE_WORDS,
     MAX_SOURCES,
@@ -260,7 +258,7 @@ class Recorder:
         if slot >= 0:
             words, progress = self._memory.ring_words(slot), self._memory.progress(slot)
             if slot:  # the first is new; another thread may have had any other
-                np.frombuffer(words, dtype=np.int64)[:] = 0
+                words.cast("B")[:] = bytes(words.nbytes)
                 progress[0] = progress[1] = 0
         else:
             words, progress = memoryview(bytearray(_PLAIN_EDGES * EDGE_WORDS * 8)).cast("q"), None

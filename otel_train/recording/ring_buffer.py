@@ -8,8 +8,6 @@ from importlib import import_module
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from otel_train.datamodel import system_clock
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.events import EDGE_WORDS, OP_MASK, START_BITS, Op
@@ -29,6 +27,8 @@ except ImportError:  # no compiler was there when the package was built, or this
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
 
     from otel_train.datamodel import Clock
 
@@ -69,22 +69,27 @@ class EdgeBatch(FastNamedTuple):
     missed: int
 
 
+_BEGINNINGS = frozenset({Op.BEGIN, Op.MARK, Op.EPOCH})
+
+
 class RingReader:
     """Reads the ring of another thread or process without blocking it.
 
+    A rank only writes: reading imports numpy, which a program that has no torch may not have loaded.
+
     Args:
-        words: int64[2 * capacity], capacity a power of two.
+        words: int64 memory of ``2 * capacity`` words, capacity a power of two.
 
     Attributes:
         capacity: edges that the ring holds.
         taken: edges read, or counted as missed, so far.
     """
 
-    def __init__(self, words: np.ndarray) -> None:
+    def __init__(self, words: memoryview) -> None:
         self.capacity = len(words) // EDGE_WORDS
         self.taken = 0
         self._size = len(words)
-        self._array = words
+        self._words = memoryview(words)
 
     @property
     def written(self) -> int:
@@ -120,17 +125,19 @@ class RingReader:
 
     def begun_since(self, since: int) -> bool:
         """Returns whether something has begun after edge number ``since``, not only ended. For the owner alone."""
-        codes = self.peek(since).codes & (OP_MASK | START_BITS)
-        return bool(np.isin(codes, (Op.BEGIN, Op.MARK, Op.EPOCH)).any())
+        words, mask = self._words, self._size - 1
+        last = self.written if words else since
+        places = (number * EDGE_WORDS & mask for number in range(max(since, last - self.capacity), last))
+        return any(words[place] & (OP_MASK | START_BITS) in _BEGINNINGS for place in places)
 
     def _copy(self, first_word: int, last_word: int) -> np.ndarray:
-        start, stop = first_word & (self._size - 1), last_word & (self._size - 1)
-        if first_word == last_word:
+        import numpy as np
+
+        if first_word == last_word or not self._words:
             return np.empty(0, dtype=np.int64)
-        if start < stop:
-            words: np.ndarray = self._array[start:stop].copy()
-            return words
-        return np.concatenate((self._array[start:], self._array[:stop]))
+        words = np.frombuffer(self._words, dtype=np.int64)
+        start, stop = first_word & (self._size - 1), last_word & (self._size - 1)
+        return words[start:stop].copy() if start < stop else np.concatenate((words[start:], words[:stop]))
 
 
 class Ring(RingReader):
@@ -164,7 +171,7 @@ class Ring(RingReader):
         size = len(words)
         if size < EDGE_WORDS or size & (size - 1):
             raise ValueError(f"ring of {size} words: expected a power of two")
-        super().__init__(np.frombuffer(words, dtype=np.int64))
+        super().__init__(words)
         self.owner = owner
         self._interceptors: list[_Interceptor | None] = [None, None]
         self._on_other_thread = on_other_thread
@@ -186,7 +193,7 @@ class Ring(RingReader):
 
     def release_memory(self) -> None:
         """Holds the memory no longer; nothing can be read any more."""
-        self._array = np.zeros(0, dtype=np.int64)
+        self._words = memoryview(b"").cast("q")
 
     @property
     def written(self) -> int:

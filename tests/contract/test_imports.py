@@ -75,3 +75,23 @@ OF_DEVICES = {"accelerator", "cuda_events", "device_copy"}
 def test_the_modules_for_devices_are_imported_only_where_there_is_one(imported: set[str]) -> None:
     """They take 2 ms of ``instrument()``."""
     assert not imported.intersection(f"otel_train.instrumentation.{name}" for name in OF_DEVICES)
+
+
+WITHOUT_TORCH = """
+import sys
+import otel_train
+with otel_train.instrument(run_dir=sys.argv[1], agent="process", prometheus=False) as session:
+    for _ in otel_train.watch([1, 2, 3], name="rows"):
+        with otel_train.stage("work"):
+            otel_train.end(otel_train.begin("load"))
+        otel_train.log(loss=0.5)
+        otel_train.event("fed", rows=3)
+        otel_train.step()
+    session.report()
+print(sorted({"torch", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_a_program_without_torch_does_not_get_numpy(tmp_path: Path) -> None:
+    """Its import takes a tenth of a second, and holds the interpreter lock."""
+    assert printed_by("-c", WITHOUT_TORCH, tmp_path, folder=ROOT) == "[]\n"

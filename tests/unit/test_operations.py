@@ -30,7 +30,7 @@ class Bench:
 
     def lasted(self) -> list[tuple[str, int]]:
         """Name and duration of what has ended since the last call."""
-        rows = self.timers.take().tolist()
+        rows = zip(*[iter(self.timers.take())] * 3, strict=True)
         return [(self.recorder.sources[source].name, ended - begun) for source, begun, ended in rows]
 
 

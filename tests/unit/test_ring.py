@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from otel_train.recording import ring_buffer
+from otel_train.recording import events, ring_buffer
+from otel_train.recording.events import Flag, Op
 from otel_train.recording.ring_buffer import (
     COST_OF_SAMPLE,
     COST_OF_SAMPLE_IN_PYTHON,
@@ -53,6 +54,20 @@ def test_what_was_read_stays_when_the_ring_goes_on() -> None:
         ring.edge(code)
 
     assert part.codes.tolist() == [1]
+
+
+def test_what_has_begun_since_an_edge_is_known_over_the_end_of_the_ring() -> None:
+    """The end of the process asks whether the loop went on after a call of ``sys.exit``; without memory nothing has."""
+    ring, _ = ring_of(4, [])
+    begin, end = events.code(Op.BEGIN, 3), events.code(Op.END, 3)
+    making = events.code(Op.BEGIN, 3, Flag.START)
+    for word in (begin, end, begin, end, making, end):
+        ring.edge(word)
+
+    assert [ring.begun_since(since) for since in range(7)] == [True, True, True, False, False, False, False]
+    ring.release_memory()
+    assert not ring.begun_since(0)
+    assert ring.read(4).codes.tolist() == []
 
 
 def test_a_ring_disowned_while_writes_are_diverted_takes_nothing(both_writers: None) -> None:
