@@ -223,11 +223,13 @@ class ClosedSteps(NamedTuple):
     apart: np.ndarray
 
     def without_steps(self) -> ClosedSteps:
-        """Returns the same time and calls, of no step."""
+        """Returns the time of stages and the calls, of no step. What lies between them is a wait for the thread that has the steps."""
+        times = StageTimes(*(column[self.times.source >= 0] for column in self.times))
         return self._replace(
             steps=NOTHING.steps,
             occurrences=self.occurrences._replace(step=np.full_like(self.occurrences.step, -1)),
-            times=self.times._replace(step=np.full_like(self.times.step, -1)),
+            times=times._replace(step=np.full_like(times.step, -1)),
+            other_after=NOTHING.other_after,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -362,6 +363,23 @@ def test_backwards_of_forwards_that_cannot_be_seen_are_steps_beside_a_thread_tha
 
     assert run.account.totals.steps_by_phase() == {"train": 310}
     assert run.account.step_source is StepSource.BACKWARD
+
+
+def test_a_thread_that_waits_for_its_part_of_a_step_is_in_no_stage_meanwhile() -> None:
+    """A pool makes the gradients: the time between them was `other` of training, and a finding named it."""
+    leads, part = Tape(), Tape()
+    for _ in range(12):
+        leads.ask().forward().spend(40).update()
+        part.spend(42).backward()
+    run = Run().feed(leads).feed(part, main=False, name="pool_0").close(leads.now_ns)
+    totals = run.account.totals
+    spent_ns: Counter[str] = Counter()
+    for key, ns in zip(totals.names.keys, totals.self_ns, strict=False):
+        spent_ns[key.stage] += int(ns)
+
+    assert totals.steps_by_phase() == {"train": 12}
+    assert (spent_ns["backward"], spent_ns["other"]) == (12 * 30, 12 * 40)
+    assert {totals.names.sources[after].name for after in totals.other_after} == {"model"}
 
 
 def marked() -> Tape:

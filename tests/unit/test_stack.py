@@ -389,7 +389,9 @@ def test_a_part_whose_pid_file_cannot_be_written_does_not_run_on(stack: LocalSta
     """A full disk, say. No `down` would have found it, and it kept its ports."""
     in_its_place = stack.state / "pid" / "prometheus.json"
     in_its_place.mkdir(parents=True)
-    with pytest.raises(StackError, match=r"prometheus was stopped again: .*prometheus.json cannot be written"):
+    with pytest.raises(
+        StackError, match=r"prometheus was stopped again: .*prometheus.json cannot be written"
+    ):
         stack.start()
     in_its_place.rmdir()
     stack.stop()
