@@ -197,10 +197,9 @@ class BatchPhases:
 
     def _is_cached(self, batch: Batch, tail: list[Item], asked: Pass | None) -> bool:
         """Returns whether a batch without gradients may be for a later one of its pass: rule 2."""
-        forwards = [shows for shows in map(_SHOWN, tail) if shows]
         return (
             asked in batch.passes
-            and all(shows == FORWARD_CACHED for shows in forwards)
+            and all(shows in (NOTHING, FORWARD_CACHED) for shows in map(_SHOWN, tail))
             and all(each.ahead <= 0 for each in batch.passes)
             and batch.shown <= TRAIN
             and not self.is_named_evaluation(batch)

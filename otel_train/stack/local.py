@@ -263,16 +263,16 @@ def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Pop
             )  # fmt: skip
     except OSError as error:
         raise StackError(f"{part.name}: {part.command[0]} cannot be started: {error.strerror}") from error
+    path = _pid_file(state, part.name)
     try:
         began_s = psutil.Process(child.pid).create_time()
         text = json.dumps({"pid": child.pid, "began_s": began_s})
-        _pid_file(state, part.name).write_text(f"{text}\n", encoding="utf-8")
+        path.write_text(f"{text}\n", encoding="utf-8")
     except BaseException as error:  # Ctrl-C, or a full disk: without its pid file nothing would ever stop it
         child.kill()
         child.wait()
         if not isinstance(error, OSError):
             raise
-        path = _pid_file(state, part.name)
         raise StackError(
             f"{part.name} was stopped again: {path} cannot be written: {error.strerror}"
         ) from error
