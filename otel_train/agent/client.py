@@ -528,7 +528,12 @@ class AgentClient:
         if self._is_ending:
             return
         with self._end_guard:
-            self.when_needed_at_end(not self.connection.outlives_program or self.components.needs_program)
+            self.when_needed_at_end(self._is_needed_at_end)
+
+    @property
+    def _is_needed_at_end(self) -> bool:
+        """Whether the agent, or something that the agent still has for this process, ends with this process."""
+        return not self.connection.outlives_program or self.components.needs_program
 
     def close(self, state: str, *, cause: str = "", assumed: bool = False) -> None:
         """Has the agent count to the end, and gives everything back. Never raises. ``cause``, ``assumed``: see ``ExitHook``."""
@@ -576,16 +581,20 @@ class AgentClient:
     def _end(self, said: tuple[str, int, bool, str], timeout_s: float, began_s: float) -> None:
         self._reach(State.ENDING)
 
-        def patience_s() -> float:
-            return (
-                max(LEAST_WRITING_S, began_s + END_S - time.monotonic())
-                if self.connection.outlives_program
-                else timeout_s
-            )
+        def short_s() -> float:
+            return max(LEAST_WRITING_S, began_s + END_S - time.monotonic())
 
-        has_ended, is_written = self.ask("end", *said, timeout_s=patience_s(), busy=True), None
-        if has_ended or not self.connection.outlives_program:
-            is_written = self.ask("written", timeout_s=patience_s(), busy=True)
+        outlives, needed = self.connection.outlives_program, self._is_needed_at_end
+        has_ended = self.ask("end", *said, timeout_s=timeout_s if needed else short_s(), busy=True)
+        if outlives and needed and has_ended is None and not self._is_over:
+            _log.warning(
+                "The agent (process %d) has not answered in %g s at the end: what it had for trackers, the console and "
+                "providers of this program may be missing there; exit_timeout_s sets how long the end waits",
+                self.connection.pid, timeout_s,
+            )  # fmt: skip
+        is_written = None
+        if has_ended or not outlives:
+            is_written = self.ask("written", timeout_s=short_s() if outlives else timeout_s, busy=True)
         if is_written is None and self.connection.thread is None and not self._is_over:
             self._thread.join(LEAST_WRITING_S)
             if not self._thread.is_alive():  # the agent has died: another one counts what lies in memory

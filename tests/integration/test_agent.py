@@ -1016,6 +1016,40 @@ def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, wh
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}
 
 
+@pytest.mark.skipif(
+    ends_its_container(), reason="here the program waits for its agent, which may end with it"
+)
+@pytest.mark.parametrize(
+    ("agent_goes_on_after_s", "printed"), [(0.5, ["1", "2"]), (4.0, [])], ids=["in time", "too late"]
+)
+def test_the_end_waits_for_what_the_agent_has_for_the_program_itself(
+    begin: Begin, tmp_path: Path, agent_goes_on_after_s: float, printed: list[str]
+) -> None:
+    """Blocks on the console, rows of trackers and provided exporters exist in the program alone: the agent cannot go on with them.
+
+    The wait is bounded by ``exit_timeout_s``, and what may be missing then is said.
+    """
+    process = begin(f"""
+        import subprocess
+        session = start(console_metrics=["throughput"])
+        session.summary()
+        agent = session._service.connection.pid
+        os.kill(agent, signal.SIGSTOP)
+        train(); train()
+        subprocess.Popen(["sh", "-c", "sleep {agent_goes_on_after_s}; kill -CONT " + str(agent)])
+        began = time.monotonic()
+        session.close()
+        say(time.monotonic() - began)
+        """)
+    took_s = float(line(process))
+    _, errors = process.communicate(timeout=30)
+
+    assert re.findall(r"^\[Throughput\] Epoch (\d+):$", errors, re.MULTILINE) == printed, errors
+    assert ("has not answered in 1.5 s at the end" in errors) == (not printed)
+    assert took_s < 3.0  # exit_timeout_s, and a margin for a busy machine
+    assert summary(tmp_path, "finished")["steps"] == {"train": 200}
+
+
 def test_a_second_ctrl_c_ends_the_wait_for_the_agent(begin: Begin, tmp_path: Path) -> None:
     """It prints nothing, as without us, and the run was interrupted all the same."""
     process = begin(
