@@ -11,7 +11,8 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from benchmarks.loop import warm_up_of
-from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
+from otel_train.instrumentation.dataloader import DataLoaderPatch
+from otel_train.instrumentation.loader_probe import LoaderProbe
 from otel_train.instrumentation.module import ModuleProbe
 from otel_train.instrumentation.naming import Loader
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates

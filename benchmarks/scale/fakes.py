@@ -17,8 +17,8 @@ from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
 from otel_train.collectors.process import ProcessReader
 from otel_train.datamodel import Anchor, DeviceMemory, system_clock
 from otel_train.exporters.manager import LOSSES
-from otel_train.instrumentation.dataloader import LoaderProbe, LoaderReport
 from otel_train.instrumentation.dataloader_workers import LoaderState
+from otel_train.instrumentation.loader_probe import LoaderProbe, LoaderReport
 from otel_train.instrumentation.naming import Loader
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory

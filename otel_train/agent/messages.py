@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, Outcomes
-    from otel_train.instrumentation.dataloader import LoaderReport
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
+    from otel_train.instrumentation.loader_probe import LoaderReport
     from otel_train.instrumentation.logged_values import UserEvent, Value
     from otel_train.resource import RunInfo
 

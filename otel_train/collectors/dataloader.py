@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Clock
-    from otel_train.instrumentation.dataloader import LoaderReport
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, LoaderState, WorkerExit
+    from otel_train.instrumentation.loader_probe import LoaderReport
 
 _USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 

@@ -11,13 +11,9 @@ import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from otel_train.instrumentation.dataloader import (
-    OTHER,
-    DataLoaderPatch,
-    InstrumentedIterable,
-    LoaderProbe,
-    iterators_of,
-)
+from otel_train.instrumentation.dataloader import DataLoaderPatch, iterators_of
+from otel_train.instrumentation.iterables import InstrumentedIterable
+from otel_train.instrumentation.loader_probe import LoaderProbe
 from otel_train.instrumentation.module import (
     ModulePatch,
     ModuleProbe,
@@ -38,8 +34,10 @@ if TYPE_CHECKING:
     from otel_train.recording.recorder import Recorder
 
 
+OTHER = "_OTHER"
+
 MOST_FOUND = 64
-"""Names for loaders without a given name; further ones share ``_OTHER``."""
+"""Names for loaders without a given name; further ones share ``OTHER``."""
 
 MOST_CHARS = 64
 """Longest derived loader name."""

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
+from otel_train.instrumentation.dataloader import DataLoaderPatch
+from otel_train.instrumentation.loader_probe import LoaderProbe
 from otel_train.instrumentation.module import ModuleProbe
 from otel_train.instrumentation.naming import Loader
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates

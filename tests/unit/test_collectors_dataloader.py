@@ -10,8 +10,8 @@ import numpy as np
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
 from otel_train.collectors.dataloader import LoaderWatch
-from otel_train.instrumentation.dataloader import LoaderProbe
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, LoaderState, WorkerExit
+from otel_train.instrumentation.loader_probe import LoaderProbe
 from otel_train.instrumentation.naming import Loader
 from otel_train.recording.events import Op
 from otel_train.recording.recorder import Recorder

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from otel_train.autoinstrument.attach import TrainingDetector
 from otel_train.datamodel import system_clock
-from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
+from otel_train.instrumentation.dataloader import DataLoaderPatch
+from otel_train.instrumentation.loader_probe import LoaderProbe
 from otel_train.instrumentation.naming import Loader
 from otel_train.recording.recorder import Recorder
 from tests.support.flight import PrivateMemory

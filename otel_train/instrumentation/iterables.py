@@ -1,0 +1,177 @@
+"""Times what a loop asks for batches and torch did not make: iterables of any class, and iterators in place of torch's."""
+
+from __future__ import annotations
+
+import functools
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any
+
+from otel_train.instrumentation.loader_probe import ASK, OWNER, PROBE, end_pass
+from otel_train.recording.events import START_BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_train.instrumentation.loader_probe import LoaderProbe
+
+
+class InstrumentedIterable:
+    """An iterable whose ``next`` is timed; all other attributes are the iterable's. ``make``: makes an iterator of it."""
+
+    def __init__(
+        self, iterable: Any, probe: LoaderProbe, make: Callable[[Any], Iterator[Any]] = iter
+    ) -> None:
+        vars(self).update(_iterable=iterable, _probe=probe, _make=make, _given=0, _ask=0)
+
+    def __iter__(self) -> Iterator[Any]:
+        probe = self._probe
+        probe.inner = lambda: None  # it is timed here, and not where the iterable asks what it holds
+        probe.begins()
+        probe.pass_starts()
+        ask = probe.next_pass()
+        probe.edge(ask | START_BITS)
+        try:
+            iterator = self._make(self._iterable)
+            return _class_for(type(iterator))(iterator, self._iterable, probe, ask)
+        finally:
+            probe.edge(probe.started)
+
+    def __next__(self) -> Any:
+        own = vars(self)  # an attribute that is set is the iterable's
+        if not self._given:
+            own["_ask"] = self._probe.next_pass()
+        try:
+            batch = _asked(self._iterable, self._iterable, self._probe, self._ask, given=self._given)
+        except StopIteration:
+            own["_given"] = 0  # it may begin again
+            raise
+        own["_given"] += 1
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._iterable)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_iterable":  # not set yet, while unpickling
+            raise AttributeError(name)
+        return getattr(self._iterable, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._iterable, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._iterable, name)
+
+
+class InstrumentedIterator:
+    """An iterator whose ``next`` is timed; in all else it is the iterator, whose special methods ``_timed_iterator`` adds."""
+
+    def __init__(
+        self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int = 0
+    ) -> None:
+        vars(self).update(
+            _ask=ask, _thread=get_ident(), _iterator=iterator, _iterable=iterable, _probe=probe, _given=given
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = _asked(self._iterator, self._iterable, self._probe, self._ask, given=self._given)
+        vars(self)["_given"] += 1  # an attribute that is set is the iterator's
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_iterator":
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._iterator, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._iterator, name)
+
+    def __del__(self) -> None:
+        end_pass({PROBE: self._probe, ASK: self._ask, OWNER: self._thread})
+
+
+class FirstRead:
+    """A generator whose first batch has been read: gives that, then what the generator gives. What is sent or thrown reaches it."""
+
+    def __init__(self, generator: Any, batch: object) -> None:
+        self._generator, self._first = generator, [batch]
+        self.send, self.throw, self.close = generator.send, generator.throw, generator.close
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._first.pop() if self._first else next(self._generator)
+
+
+_MADE_BY_PYTHON = frozenset(
+    {"__class__", "__class_getitem__", "__getattribute__", "__init_subclass__", "__new__", "__subclasshook__"}
+)
+"""Special methods that an instance does not have, or that find the others."""
+
+
+@functools.lru_cache(maxsize=64)
+def _timed_iterator(kind: type) -> Callable[..., InstrumentedIterator]:
+    """Returns the class of timed iterators that have the special methods of ``kind``, which Python looks up in classes."""
+
+    def forward(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = getattr(self._iterator, name)(*args, **kwargs)
+            return self if given is self._iterator else given  # as of ``__enter__``
+
+        return method
+
+    special = {name for name in dir(kind) if name[:2] == "__" and callable(getattr(kind, name, None))}
+    own = {name for name in special if getattr(kind, name) is not getattr(object, name, None)}
+    names = (own | {"__reduce_ex__"}) - vars(InstrumentedIterator).keys() - _MADE_BY_PYTHON
+    passes_for = property(lambda self: type(self._iterator))  # ``isinstance`` asks for it
+    return type(
+        kind.__name__,
+        (InstrumentedIterator,),
+        {"__class__": passes_for, **{name: forward(name) for name in names}},
+    )
+
+
+def _class_for(kind: type) -> Callable[..., InstrumentedIterator]:
+    try:
+        return _timed_iterator(kind)
+    except Exception:  # noqa: BLE001 - a metaclass may raise anything
+        return InstrumentedIterator
+
+
+def timed_pass(
+    iterator: Iterator[Any], loader: Any, probe: LoaderProbe, ask: int, *, given: int = 0
+) -> InstrumentedIterator:
+    """Begins a pass of a loader that a loop asks in place of torch's iterator. Returns what it asks, timed; it has ``given`` batches."""
+    probe.begins()
+    sized = loader if probe.sized else None
+    return _class_for(type(iterator))(iterator, sized, probe, ask, given=given)
+
+
+def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int) -> Any:
+    edge = probe.edge
+    edge(ask)
+    try:
+        batch = next(iterator)
+    except StopIteration:
+        edge(probe.stopped(given, _promised(iterable)))
+        raise
+    except BaseException as error:
+        edge(probe.failed(error))
+        raise
+    edge(probe.payload(batch))
+    return batch
+
+
+def _promised(iterable: Any) -> int | None:  # Any: the user's own
+    """Returns the length of an iterator, if it has one."""
+    try:
+        return len(iterable)
+    except Exception:  # noqa: BLE001  # the user's __len__ may raise anything
+        return None
