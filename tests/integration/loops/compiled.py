@@ -3,102 +3,91 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.integration.loops.truth import Net, Truth, Watch, Wrapper, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Watch, Wrapper, loader, loop, loss_of, sgd
 
 
-def train_compiled(
-    watch: Watch, given: nn.Module, called: Callable[[torch.Tensor], torch.Tensor], truth: Truth | None = None
-) -> Truth:
+def train_compiled(watch: Watch, given: nn.Module, called: Any) -> None:
     """An ordinary loop: ``given`` is what ``instrument`` receives, ``called`` what the loop calls."""
-    train, truth = loader(5), truth or Truth()
-    optimizer = sgd(given)
-    watch(given, {"train": train})
-    return epoch(truth, called, optimizer, train)
-
-
-def epoch(truth: Truth, called: Any, optimizer: torch.optim.Optimizer, train: Any) -> Truth:
-    """One pass."""
+    truth, (_, optimizer, train) = watch.training({"train": 5}, model=given)
     truth.train_on(called, optimizer, train)
-    return truth
 
 
 @loop
-def compiled_and_then_given(watch: Watch) -> Truth:
+def compiled_and_then_given(watch: Watch) -> None:
     """The compiled object is the model that the session receives."""
     compiled = torch.compile(Net(), backend="eager")
-    return train_compiled(watch, compiled, compiled)
+    train_compiled(watch, compiled, compiled)
 
 
 @loop
-def compiled_before_its_model_is_given(watch: Watch) -> Truth:
+def compiled_before_its_model_is_given(watch: Watch) -> None:
     """The plain model is given, the loop calls what had been compiled of it before."""
     model = Net()
-    return train_compiled(watch, model, torch.compile(model, backend="eager"))
+    train_compiled(watch, model, torch.compile(model, backend="eager"))
 
 
 @loop
-def compiled_in_place_before(watch: Watch) -> Truth:
+def compiled_in_place_before(watch: Watch) -> None:
     """``model.compile()``, then the session."""
     model = Net()
     model.compile(backend="eager")
-    return train_compiled(watch, model, model)
+    train_compiled(watch, model, model)
 
 
 @loop
-def compiled_without_any_break(watch: Watch) -> Truth:
+def compiled_without_any_break(watch: Watch) -> None:
     """The whole graph or nothing: the compiler refuses to go on where a hook would break the graph."""
     truth, (model, optimizer, train) = watch.training({"train": 5})
-    return epoch(truth, torch.compile(model, backend="aot_eager", fullgraph=True), optimizer, train)
+    truth.train_on(torch.compile(model, backend="aot_eager", fullgraph=True), optimizer, train)
 
 
 @loop
-def compiled_in_place_without_any_break(watch: Watch) -> Truth:
+def compiled_in_place_without_any_break(watch: Watch) -> None:
     """``model.compile()`` of the whole graph or nothing, after the session began."""
     truth, (model, optimizer, train) = watch.training({"train": 5})
     model.compile(backend="aot_eager", fullgraph=True)
-    return epoch(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @loop
-def compiled_around_a_wrapper(watch: Watch) -> Truth:
+def compiled_around_a_wrapper(watch: Watch) -> None:
     """The model is given, then wrapped, then the wrapper is compiled: the model itself is never called again."""
     truth, (model, optimizer, train) = watch.training({"train": 5})
-    return epoch(truth, torch.compile(Wrapper(model), backend="eager"), optimizer, train)
+    truth.train_on(torch.compile(Wrapper(model), backend="eager"), optimizer, train)
 
 
 @loop
-def a_wrapper_that_compiles_itself(watch: Watch) -> Truth:
+def a_wrapper_that_compiles_itself(watch: Watch) -> None:
     """``ddp.compile()`` where the inner model was given."""
     truth, (model, optimizer, train) = watch.training({"train": 5})
     outer = Wrapper(model)
     outer.compile(backend="eager")
-    return epoch(truth, outer, optimizer, train)
+    truth.train_on(outer, optimizer, train)
 
 
 @loop
-def a_wrapper_compiled_before_its_model_is_given(watch: Watch) -> Truth:
+def a_wrapper_compiled_before_its_model_is_given(watch: Watch) -> None:
     """``ddp.compile()`` first, then the inner model is given: what is called is the wrapper's graph."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     optimizer = sgd(model)
     outer = Wrapper(model)
     outer.compile(backend="eager")
     watch(model, {"train": train})
-    return epoch(truth, outer, optimizer, train)
+    truth.train_on(outer, optimizer, train)
 
 
 @loop
-def compiled_region_by_region(watch: Watch) -> Truth:
+def compiled_region_by_region(watch: Watch) -> None:
     """Layers are compiled, the model around them is not."""
     truth, (model, optimizer, train) = watch.training({"train": 5})
     model.first.compile(backend="eager")
     model.last = torch.compile(model.last, backend="eager")
-    return epoch(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @loop
@@ -128,9 +117,9 @@ def compiled_backward(watch: Watch) -> None:
 
 
 @loop
-def compiled_optimizer_step(watch: Watch) -> Truth:
+def compiled_optimizer_step(watch: Watch) -> None:
     """``torch.compile(optimizer.step)``, as the documentation of torch has it."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     watch(model, {"train": train})
     step = torch.compile(optimizer.step, backend="eager")
@@ -141,7 +130,6 @@ def compiled_optimizer_step(watch: Watch) -> Truth:
         step()
         truth.update()
         truth.step()
-    return truth
 
 
 @loop

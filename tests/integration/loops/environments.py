@@ -46,9 +46,9 @@ def act(truth: Truth, model: nn.Module, name: str, rows: torch.Tensor) -> torch.
 
 
 @loop
-def soft_actor_critic(watch: Watch) -> Truth:
+def soft_actor_critic(watch: Watch) -> None:
     """Critic, actor and temperature update once each per environment step: that is one step, not two or three."""
-    truth = Truth(partial=None)
+    truth = watch.truth(partial=None)
     actor, critic, target = Net(4, 2), Net(6, 1), Net(6, 1)
     target.load_state_dict(critic.state_dict())
     temperature = torch.zeros(1, requires_grad=True)
@@ -72,13 +72,12 @@ def soft_actor_critic(watch: Watch) -> Truth:
         descend(truth, optimizers[2], (temperature * action.detach().mean()).sum())
         follow(target, critic)
         truth.step()
-    return truth
 
 
 @loop
-def twin_critics_with_a_delayed_actor(watch: Watch) -> Truth:
+def twin_critics_with_a_delayed_actor(watch: Watch) -> None:
     """TD3: two critics update in every environment step, the actor in every second one, and in the same step."""
-    truth = Truth(partial=None)
+    truth = watch.truth(partial=None)
     actor, followers = (
         Net(4, 2),
         {"target_actor": Net(4, 2), "target_left": Net(6, 1), "target_right": Net(6, 1)},
@@ -107,13 +106,12 @@ def twin_critics_with_a_delayed_actor(watch: Watch) -> Truth:
             descend(truth, actor_optimizer, -critics["left"](torch.cat([states, actor(states)], 1)).mean())
             follow(followers["target_actor"], actor)
         truth.step()
-    return truth
 
 
 @loop
-def deep_q_learning(watch: Watch) -> Truth:
+def deep_q_learning(watch: Watch) -> None:
     """Four environment steps act, then one update learns with a target network: one step per update."""
-    truth = Truth(partial=None)
+    truth = watch.truth(partial=None)
     model, target = Net(4, 2), Net(4, 2)
     optimizer = sgd(model)
     watch({"model": model, "target": target})
@@ -130,7 +128,6 @@ def deep_q_learning(watch: Watch) -> Truth:
             truth.step()
             if i % 8 == 7:
                 target.load_state_dict(model.state_dict())
-    return truth
 
 
 @timed
@@ -227,9 +224,9 @@ def rows_sampled_by_index(watch: Watch) -> None:
 
 
 @loop
-def an_adversary_with_two_critic_updates(watch: Watch) -> Truth:
+def an_adversary_with_two_critic_updates(watch: Watch) -> None:
     """Without a loader, the critic updates twice, the generator once: the critic twice in a row closes a step."""
-    truth = Truth(partial=None)
+    truth = watch.truth(partial=None)
     generator, critic = Net(4, 4), Net(4, 1)
     generator_optimizer, critic_optimizer = sgd(generator), sgd(critic)
     watch({"G": generator, "D": critic})
@@ -243,7 +240,6 @@ def an_adversary_with_two_critic_updates(watch: Watch) -> Truth:
         truth.forward(model="G")
         truth.forward(model="D")
         descend(truth, generator_optimizer, -critic(generator(torch.randn(4, 4))).mean())
-    return truth
 
 
 @timed

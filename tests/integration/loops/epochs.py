@@ -9,7 +9,7 @@ import threading
 import torch
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd, timed
+from tests.integration.loops.truth import Net, Watch, loader, loop, loss_of, sgd, timed
 
 
 @loop
@@ -97,10 +97,10 @@ def one_step_in_all(watch: Watch) -> None:
 
 
 @loop
-def nothing_at_all(watch: Watch) -> Truth:
+def nothing_at_all(watch: Watch) -> None:
     """A run that ends before it began has time, and nothing else."""
     watch(Net(), {"train": loader(2)})
-    return Truth(source=None)
+    watch.truth(source=None)
 
 
 @loop
@@ -115,59 +115,55 @@ def an_empty_loader_beside_a_full_one(watch: Watch) -> None:
 
 
 @loop
-def trainings_one_after_the_other(watch: Watch) -> Truth:
+def trainings_one_after_the_other(watch: Watch) -> None:
     """Three sessions in one process; the last knows nothing of the others."""
     for fold in range(3):
-        model, train, truth = Net(), loader(3 + fold), Truth()
+        model, train, truth = Net(), loader(3 + fold), watch.truth()
         optimizer = sgd(model)
         session = watch(model, {"train": train})
         truth.train_on(model, optimizer, train)
         session.close()
-    return truth
 
 
 @loop
-def folds_under_the_same_names(watch: Watch) -> Truth:
+def folds_under_the_same_names(watch: Watch) -> None:
     """Cross-validation in one session: a later call reuses a name, and the series goes on."""
-    truth = Truth()
+    truth = watch.truth()
     for _ in range(3):
         model, train, val = Net(), loader(4), loader(2)
         optimizer = sgd(model)
         watch({"model": model}, {"train": train, "val": val})
         truth.train_on(model, optimizer, train)
         truth.evaluate_on(model, val)
-    return truth
 
 
 @loop
-def more_folds_than_models_have_names(watch: Watch) -> Truth:
+def more_folds_than_models_have_names(watch: Watch) -> None:
     """A new model every fold: what those beyond the bound of names did is one series, and none of them is missed."""
-    truth = Truth()
+    truth = watch.truth()
     for _ in range(30):
         model, train = Net(), loader(1)
         optimizer = sgd(model)
         watch(model, {"train": train})
         truth.train_on(model, optimizer, train)
-    return truth
 
 
 @loop
-def instrumented_twice(watch: Watch) -> Truth:
+def instrumented_twice(watch: Watch) -> None:
     """A second call on the same objects extends the session: nothing is timed twice."""
-    model, train, val, truth = Net(), loader(4), loader(2), Truth(repeatable=False)
+    model, train, val, truth = Net(), loader(4), loader(2), watch.truth(repeatable=False)
     optimizer = sgd(model)
     first = watch(model, {"train": train})
     second = watch(model, {"train": train, "val": val})
     assert second is first
     truth.train_on(model, optimizer, train)
     truth.evaluate_on(model, val)
-    return truth
 
 
 @loop
-def two_threads_train_two_models(watch: Watch) -> Truth:
+def two_threads_train_two_models(watch: Watch) -> None:
     """Steps belong to their thread: asks and updates of one end nothing in the other."""
-    truth, lock = Truth(threads=3), threading.Lock()
+    truth, lock = watch.truth(threads=3), threading.Lock()
     models = {"left": Net(), "right": Net()}
     loaders = {"left": loader(12), "right": loader(8)}
     watch(models, loaders)
@@ -180,7 +176,6 @@ def two_threads_train_two_models(watch: Watch) -> Truth:
         thread.start()
     for thread in threads:
         thread.join()
-    return truth
 
 
 @loop

@@ -495,9 +495,9 @@ def alternating_loaders_after_a_zip(watch: Watch) -> None:
 
 
 @loop
-def evaluation_of_a_copy_that_was_given(watch: Watch) -> Truth:
+def evaluation_of_a_copy_that_was_given(watch: Watch) -> None:
     """The averaged model is given too, and evaluated by rows in memory after every epoch."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     average = copy.deepcopy(model)
     optimizer = sgd(model)
     watch({"model": model, "average": average}, {"train": train})
@@ -508,7 +508,6 @@ def evaluation_of_a_copy_that_was_given(watch: Watch) -> Truth:
                 truth.forward(EVAL, model="average")
                 average(torch.randn(4, 4))
                 truth.step(EVAL)
-    return truth
 
 
 @timed

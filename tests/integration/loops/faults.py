@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, sgd
+from tests.integration.loops.truth import Net, Watch, loader, loop, sgd
 
 
 class Fault(Exception):  # noqa: N818 - not an error of the program
@@ -91,9 +91,9 @@ class Torn(Dataset[tuple[torch.Tensor, int]]):
         return torch.randn(4), index % 2
 
 
-def draw_past_faults(watch: Watch, train: DataLoader[Any], fault: type[Exception]) -> Truth:
+def draw_past_faults(watch: Watch, train: DataLoader[Any], fault: type[Exception]) -> None:
     """Calls ``next`` itself; a call that raises is no batch."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
     batches, faults = iter(train), 0
@@ -108,19 +108,18 @@ def draw_past_faults(watch: Watch, train: DataLoader[Any], fault: type[Exception
         truth.batch("train")
         truth.one_step(model, optimizer, batch)
     assert faults == 3
-    return truth
 
 
 @loop
-def loader_raises(watch: Watch) -> Truth:
+def loader_raises(watch: Watch) -> None:
     """In the training process."""
-    return draw_past_faults(watch, DataLoader(Torn(), batch_size=4), Fault)
+    draw_past_faults(watch, DataLoader(Torn(), batch_size=4), Fault)
 
 
 @loop
-def loader_raises_in_a_worker(watch: Watch) -> Truth:
+def loader_raises_in_a_worker(watch: Watch) -> None:
     """In a worker, whose exception is handed over and raised again."""
-    return draw_past_faults(watch, DataLoader(Torn(), batch_size=4, num_workers=1), Fault)
+    draw_past_faults(watch, DataLoader(Torn(), batch_size=4, num_workers=1), Fault)
 
 
 class Choking(torch.optim.SGD):
@@ -137,9 +136,9 @@ class Choking(torch.optim.SGD):
 
 
 @loop
-def optimizer_raises(watch: Watch) -> Truth:
+def optimizer_raises(watch: Watch) -> None:
     """A step that raises is an occurrence that failed, and no update."""
-    model, train, truth = Net(), loader(8), Truth()
+    model, train, truth = Net(), loader(8), watch.truth()
     optimizer = Choking(model.parameters(), lr=0.01)
     watch(model, {"train": train})
     for batch in train:
@@ -149,7 +148,6 @@ def optimizer_raises(watch: Watch) -> Truth:
         except Fault:
             truth.optimizer += 1
             truth.failed["optimizer"] += 1
-    return truth
 
 
 @loop

@@ -13,7 +13,6 @@ from tests.integration.loops.truth import (
     TRAIN_AND_VAL,
     Net,
     Slow,
-    Truth,
     Watch,
     loader,
     loop,
@@ -25,9 +24,9 @@ from tests.integration.loops.truth import (
 
 
 @loop
-def optimizers_inside_backward(watch: Watch) -> Truth:
+def optimizers_inside_backward(watch: Watch) -> None:
     """An optimizer per parameter, stepped as soon as its gradient is there: many updates, one step."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
 
     def apply(parameter: torch.Tensor) -> None:
@@ -42,7 +41,6 @@ def optimizers_inside_backward(watch: Watch) -> Truth:
         truth.batch("train")
         truth.backward(truth.loss(model, batch))
         truth.step()
-    return truth
 
 
 @loop
@@ -79,9 +77,9 @@ def gradient_penalty(watch: Watch) -> None:
 
 
 @loop
-def functional_gradients(watch: Watch) -> Truth:
+def functional_gradients(watch: Watch) -> None:
     """``torch.func.grad`` over a functional call, parameters in a dict, no optimizer: backwards are the steps."""
-    model, train, truth = Net(), loader(6), Truth(source="backward")
+    model, train, truth = Net(), loader(6), watch.truth(source="backward")
     watch(model, {"train": train})
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
@@ -97,12 +95,11 @@ def functional_gradients(watch: Watch) -> Truth:
             parameters = {name: p - 0.01 * gradients[name] for name, p in parameters.items()}
             truth.step()
     truth.partial = None
-    return truth
 
 
-def updated_manually(watch: Watch, batches: int, passes: int) -> Truth:
+def updated_manually(watch: Watch, batches: int, passes: int) -> None:
     """Passes without an optimizer."""
-    model, train, truth = Net(), loader(batches), Truth(source="backward", partial=None)
+    model, train, truth = Net(), loader(batches), watch.truth(source="backward", partial=None)
     watch(model, {"train": train})
     for _ in range(passes):
         for batch in train:
@@ -113,25 +110,24 @@ def updated_manually(watch: Watch, batches: int, passes: int) -> Truth:
                     p.sub_(0.01 * p.grad)
                     p.grad = None
             truth.step()
-    return truth
 
 
 @loop
-def manual_updates(watch: Watch) -> Truth:
+def manual_updates(watch: Watch) -> None:
     """No optimizer: the loop updates the parameters itself, and backwards are the steps."""
-    return updated_manually(watch, 6, 3)
+    updated_manually(watch, 6, 3)
 
 
 @loop
-def manual_updates_in_one_long_pass(watch: Watch) -> Truth:
+def manual_updates_in_one_long_pass(watch: Watch) -> None:
     """After 300 backwards the steps are decided without waiting for the end of the first pass."""
-    return updated_manually(watch, 310, 1)
+    updated_manually(watch, 310, 1)
 
 
 @loop
-def forwards_alone(watch: Watch) -> Truth:
+def forwards_alone(watch: Watch) -> None:
     """Neither update nor backward, gradients on and in training mode: batches are the steps."""
-    model, train, truth = Net(), loader(5), Truth(source="batch", partial=None)
+    model, train, truth = Net(), loader(5), watch.truth(source="batch", partial=None)
     watch(model, {"train": train})
     for _ in range(2):
         for batch in train:
@@ -139,13 +135,12 @@ def forwards_alone(watch: Watch) -> Truth:
             truth.forward()
             loss_of(model, batch)
             truth.step()
-    return truth
 
 
 @loop
-def feature_extraction(watch: Watch) -> Truth:
+def feature_extraction(watch: Watch) -> None:
     """Gradients are off and no name says otherwise: every batch is a step of evaluation."""
-    model, corpus, truth = Net(), loader(7), Truth(source=None)
+    model, corpus, truth = Net(), loader(7), watch.truth(source=None)
     watch(model, {"corpus": corpus})
     model.eval()
     with torch.inference_mode():
@@ -154,13 +149,12 @@ def feature_extraction(watch: Watch) -> Truth:
             truth.forward("eval")
             loss_of(model, batch)
             truth.step("eval")
-    return truth
 
 
 @loop
-def reinforcement_without_a_loader(watch: Watch) -> Truth:
+def reinforcement_without_a_loader(watch: Watch) -> None:
     """An agent acts with gradients on, then learns: no ask, so steps close at their update."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     optimizer = sgd(model)
     watch(model)
     for _ in range(5):
@@ -172,16 +166,15 @@ def reinforcement_without_a_loader(watch: Watch) -> Truth:
         truth.backward()
         (-torch.stack(chances).mean()).backward()
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def rollouts_without_gradients(watch: Watch) -> Truth:
+def rollouts_without_gradients(watch: Watch) -> None:
     """Without a loader forwards carry the phase: what acts under ``no_grad`` is no part of a training step.
 
     The first step trains, so that the model is known to be trained when it acts.
     """
-    model, truth = Net(), Truth(partial=None)
+    model, truth = Net(), watch.truth(partial=None)
     optimizer = sgd(model)
     watch(model)
     for _ in range(5):
@@ -194,7 +187,6 @@ def rollouts_without_gradients(watch: Watch) -> Truth:
                 truth.forward("eval")
                 model(torch.randn(1, 4))
                 truth.step("eval")
-    return truth
 
 
 @loop
@@ -278,7 +270,7 @@ def a_loss_of_a_whole_pass(watch: Watch) -> None:
 
 
 @timed
-def a_head_on_the_features_of_a_pass(watch: Watch) -> Truth:
+def a_head_on_the_features_of_a_pass(watch: Watch) -> None:
     """Multiple instance learning: a loader gives the instances of a bag, and a head is trained on the features of all."""
     truth = watch.truth(rated={"bag": "train"})
     encoder, head = Slow(truth), Slow(truth)
@@ -296,4 +288,3 @@ def a_head_on_the_features_of_a_pass(watch: Watch) -> Truth:
         optimizer.zero_grad()
         truth.backward(scores.square().mean())
         truth.update_that_ends_a_step(optimizer)
-    return truth

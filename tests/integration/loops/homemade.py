@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Watch, loader, loop, loss_of, sgd
 
 
 class Lion:
@@ -45,25 +45,23 @@ class Lookahead:
 
 
 @loop
-def an_optimizer_outside_torch(watch: Watch) -> Truth:
+def an_optimizer_outside_torch(watch: Watch) -> None:
     """No class of torch: its update is unseen, so backwards are the steps, and the run says so."""
     model, train = Net(), loader(6)
-    truth = Truth(source="backward", partial=None, unseen=("optimizer",))
+    truth = watch.truth(source="backward", partial=None, unseen=("optimizer",))
     optimizer: Any = Lion(model.parameters())
     watch(model, {"train": train})
     for _ in range(2):
         truth.train_on(model, optimizer, train)
-    return truth
 
 
 @loop
-def an_optimizer_around_another(watch: Watch) -> Truth:
+def an_optimizer_around_another(watch: Watch) -> None:
     """A wrapper that is no Optimizer has no hooks; what it steps has them."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     optimizer: Any = Lookahead(sgd(model))
     watch(model, {"train": train})
     truth.train_on(model, optimizer, train)
-    return truth
 
 
 class Sharpness(torch.optim.Optimizer):
@@ -100,9 +98,9 @@ class Sharpness(torch.optim.Optimizer):
 
 
 @loop
-def sharpness_aware(watch: Watch) -> Truth:
+def sharpness_aware(watch: Watch) -> None:
     """Two forwards and two backwards per batch, one update, called in two halves."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     optimizer = Sharpness(model.parameters(), sgd(model))
     watch(model, {"train": train})
     for batch in train:
@@ -112,13 +110,12 @@ def sharpness_aware(watch: Watch) -> Truth:
             half()
         truth.update()
         truth.step()
-    return truth
 
 
 @loop
-def sharpness_aware_with_a_closure(watch: Watch) -> Truth:
+def sharpness_aware_with_a_closure(watch: Watch) -> None:
     """The same inside one ``step``: the base optimizer's update is a part of it."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     optimizer = Sharpness(model.parameters(), sgd(model))
     watch(model, {"train": train})
     for batch in train:
@@ -130,7 +127,6 @@ def sharpness_aware_with_a_closure(watch: Watch) -> Truth:
         optimizer.step(closure)
         truth.update()
         truth.step()
-    return truth
 
 
 @loop
@@ -147,9 +143,9 @@ def bfloat16_autocast(watch: Watch) -> None:
 
 
 @loop
-def grad_scaler_that_never_skips(watch: Watch) -> Truth:
+def grad_scaler_that_never_skips(watch: Watch) -> None:
     """With unscaled gradients clipped, as mixed precision is usually written."""
-    model, train, truth = Net(), loader(6), Truth()
+    model, train, truth = Net(), loader(6), watch.truth()
     optimizer = sgd(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     watch(model, {"train": train})
@@ -165,7 +161,6 @@ def grad_scaler_that_never_skips(watch: Watch) -> Truth:
         truth.update()
         scaler.update()
         truth.step()
-    return truth
 
 
 @loop
@@ -178,16 +173,13 @@ def a_forward_put_in_its_place(watch: Watch) -> None:
 
 
 @loop
-def a_traced_model(watch: Watch) -> Truth:
+def a_traced_model(watch: Watch) -> None:
     """``torch.jit.trace``, then the session."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it is going out of use: there are such models still
         model = torch.jit.trace(Net(), torch.randn(4, 4))
-    train, truth = loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = watch.training({"train": 5}, model=model)
     truth.train_on(model, optimizer, train)
-    return truth
 
 
 @loop
@@ -199,9 +191,9 @@ def training_in_evaluation_mode(watch: Watch) -> None:
 
 
 @loop
-def averaged_weights(watch: Watch) -> Truth:
+def averaged_weights(watch: Watch) -> None:
     """``swa_utils.AveragedModel`` runs in validation beside the model: it is a copy, which was not given to the session."""
-    model, train, val, truth = Net(), loader(5), loader(2), Truth()
+    model, train, val, truth = Net(), loader(5), loader(2), watch.truth()
     optimizer = sgd(model)
     averaged = torch.optim.swa_utils.AveragedModel(model)
     watch({"model": model, "average": averaged}, {"train": train, "val": val})
@@ -216,7 +208,6 @@ def averaged_weights(watch: Watch) -> Truth:
             truth.forward("eval", model="average")
             averaged(x)
             truth.step("eval")
-    return truth
 
 
 @loop

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, dataset, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Watch, dataset, loader, loop, loss_of, sgd
 
 
 class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -38,9 +38,9 @@ def as_list(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def train_by(watch: Watch, train: DataLoader[Any], *, epochs: int = 1, size: int | None = 4) -> Truth:
+def train_by(watch: Watch, train: DataLoader[Any], *, epochs: int = 1, size: int | None = 4) -> None:
     """An ordinary loop over ``train``; samples are counted off each batch itself."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
     for _ in range(epochs):
@@ -49,25 +49,24 @@ def train_by(watch: Watch, train: DataLoader[Any], *, epochs: int = 1, size: int
             truth.one_step(model, optimizer, batch)
     if size is None:
         truth.samples = None
-    return truth
 
 
 @loop
-def persistent_workers(watch: Watch) -> Truth:
+def persistent_workers(watch: Watch) -> None:
     """Two workers serve three epochs through one iterator."""
-    return train_by(watch, loader(5, num_workers=2, persistent_workers=True), epochs=3)
+    train_by(watch, loader(5, num_workers=2, persistent_workers=True), epochs=3)
 
 
 @loop
-def workers_of_an_epoch(watch: Watch) -> Truth:
+def workers_of_an_epoch(watch: Watch) -> None:
     """New workers, and a new iterator, every epoch."""
-    return train_by(watch, loader(5, num_workers=2), epochs=2)
+    train_by(watch, loader(5, num_workers=2), epochs=2)
 
 
 @loop
-def spawned_workers(watch: Watch) -> Truth:
+def spawned_workers(watch: Watch) -> None:
     """A worker that knows nothing but what was pickled for it."""
-    return train_by(watch, loader(5, num_workers=1, multiprocessing_context="spawn"))
+    train_by(watch, loader(5, num_workers=1, multiprocessing_context="spawn"))
 
 
 class ReadInBlocks(Stream):
@@ -80,31 +79,30 @@ class ReadInBlocks(Stream):
 
 
 @loop
-def a_block_around_the_yield_of_a_dataset(watch: Watch) -> Truth:
+def a_block_around_the_yield_of_a_dataset(watch: Watch) -> None:
     """In the training process the block is suspended with its dataset: it ends with the request, and none has failed."""
-    truth = train_by(watch, DataLoader(ReadInBlocks(12), batch_size=4))
-    truth.stages["read"] += 12
-    return truth
+    train_by(watch, DataLoader(ReadInBlocks(12), batch_size=4))
+    watch.said.stages["read"] += 12
 
 
 @loop
-def iterable_dataset(watch: Watch) -> Truth:
+def iterable_dataset(watch: Watch) -> None:
     """No length; the last batch is smaller."""
-    return train_by(watch, DataLoader(Stream(22), batch_size=4))
+    train_by(watch, DataLoader(Stream(22), batch_size=4))
 
 
 @loop
-def no_automatic_batching(watch: Watch) -> Truth:
+def no_automatic_batching(watch: Watch) -> None:
     """Batching is switched off: the dataset makes its own batches."""
     rows = dataset(6)
     batches = [rows[i * 4 : i * 4 + 4] for i in range(6)]
-    return train_by(watch, DataLoader(batches, batch_size=None))
+    train_by(watch, DataLoader(batches, batch_size=None))
 
 
 @loop
-def incomplete_batches_kept_and_dropped(watch: Watch) -> Truth:
+def incomplete_batches_kept_and_dropped(watch: Watch) -> None:
     """Samples are counted off the batches, not planned from ``batch_size``."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     rows = dataset(5, size=5)
     kept, dropped = DataLoader(rows, batch_size=4), DataLoader(rows, batch_size=4, drop_last=True)
     optimizer = sgd(model)
@@ -113,20 +111,19 @@ def incomplete_batches_kept_and_dropped(watch: Watch) -> Truth:
         for batch in train:
             truth.batch(name, len(batch[0]))
             truth.one_step(model, optimizer, batch)
-    return truth
 
 
 @loop
-def batches_by_a_sampler_of_batches(watch: Watch) -> Truth:
+def batches_by_a_sampler_of_batches(watch: Watch) -> None:
     """Batches of different sizes, as bucketing makes them."""
     groups = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [10, 11]]
-    return train_by(watch, DataLoader(dataset(3), batch_sampler=groups))
+    train_by(watch, DataLoader(dataset(3), batch_sampler=groups))
 
 
 @loop
-def lists_of_dicts(watch: Watch) -> Truth:
+def lists_of_dicts(watch: Watch) -> None:
     """A custom collate function gives a list of rows."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     train = DataLoader(Records(), batch_size=3, collate_fn=as_list)
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -134,26 +131,24 @@ def lists_of_dicts(watch: Watch) -> Truth:
         truth.batch("train", len(rows))
         batch = torch.stack([row["x"] for row in rows]), torch.tensor([row["y"] for row in rows])
         truth.one_step(model, optimizer, batch)
-    return truth
 
 
 @loop
-def dicts_of_tensors(watch: Watch) -> Truth:
+def dicts_of_tensors(watch: Watch) -> None:
     """The default collate function makes a dict of columns."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     train = DataLoader(Records(), batch_size=3)
     optimizer = sgd(model)
     watch(model, {"train": train})
     for columns in train:
         truth.batch("train", len(columns["x"]))
         truth.one_step(model, optimizer, (columns["x"], columns["y"]))
-    return truth
 
 
 @loop
-def a_plain_list(watch: Watch) -> Truth:
+def a_plain_list(watch: Watch) -> None:
     """An iterable that is no DataLoader comes back wrapped."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     batches = list(loader(5))
     optimizer = sgd(model)
     session = watch(model, {"train": batches})
@@ -162,13 +157,12 @@ def a_plain_list(watch: Watch) -> Truth:
         for batch in session.loaders["train"]:
             truth.batch("train")
             truth.one_step(model, optimizer, batch)
-    return truth
 
 
 @loop
-def an_instrumented_generator(watch: Watch) -> Truth:
+def an_instrumented_generator(watch: Watch) -> None:
     """``watch`` for what cannot be handed over at the start."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     optimizer = sgd(model)
     watch(model)
 
@@ -184,7 +178,6 @@ def an_instrumented_generator(watch: Watch) -> Truth:
         truth.forward("predict")
         model(x)
         truth.step("predict")
-    return truth
 
 
 @loop
@@ -219,9 +212,9 @@ class Prepared:
 
 
 @loop
-def a_loader_that_passes_for_another(watch: Watch) -> Truth:
+def a_loader_that_passes_for_another(watch: Watch) -> None:
     """What it holds is iterated in its place: under the name that was given."""
-    return train_by(watch, Prepared(loader(5)), epochs=2)
+    train_by(watch, Prepared(loader(5)), epochs=2)
 
 
 class Endless(DataLoader[Any]):
@@ -250,21 +243,20 @@ class Again:
 
 
 @loop
-def a_loader_that_makes_its_iterator_when_it_is_made(watch: Watch) -> Truth:
+def a_loader_that_makes_its_iterator_when_it_is_made(watch: Watch) -> None:
     """One iterator for all passes, older than the session: what the loader holds is timed."""
-    model, train, val, truth = Net(), Endless(5), Endless(2), Truth()
+    model, train, val, truth = Net(), Endless(5), Endless(2), watch.truth()
     optimizer = sgd(model)
     watch(model, {"train": train, "val": val})
     for _ in range(3):
         truth.train_on(model, optimizer, train)
         truth.evaluate_on(model, val)
-    return truth
 
 
 @loop
-def a_dataset_that_trains_a_model_of_its_own(watch: Watch) -> Truth:
+def a_dataset_that_trains_a_model_of_its_own(watch: Watch) -> None:
     """Online features: every row trains an encoder first. Those updates are a part of the batch that was asked for."""
-    model, encoder, truth = Net(), Net(4, 4), Truth()
+    model, encoder, truth = Net(), Net(4, 4), watch.truth()
     optimizer, of_encoder = sgd(model), sgd(encoder)
 
     def encoded(rows: list[Any]) -> Any:
@@ -281,4 +273,3 @@ def a_dataset_that_trains_a_model_of_its_own(watch: Watch) -> Truth:
         truth.forward(model="model")
         truth.backward(loss_of(model, batch))
         truth.update_that_ends_a_step(optimizer)
-    return truth

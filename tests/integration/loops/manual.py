@@ -15,7 +15,6 @@ from tests.integration.loops.truth import (
     TRAIN,
     TRAIN_AND_VAL,
     Net,
-    Truth,
     Watch,
     loader,
     loop,
@@ -25,9 +24,9 @@ from tests.integration.loops.truth import (
 
 
 @loop
-def stages_as_blocks_and_decorators(watch: Watch) -> Truth:
+def stages_as_blocks_and_decorators(watch: Watch) -> None:
     """A block, a function, a method and one inside the other."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     optimizer = sgd(model)
 
     @otel_train.stage("augment")
@@ -55,7 +54,6 @@ def stages_as_blocks_and_decorators(watch: Watch) -> Truth:
         truth.step()
     assert metrics.total == 5
     assert augment.__name__ == "augment"
-    return truth
 
 
 @loop
@@ -71,9 +69,9 @@ def a_stage_around_forward(watch: Watch) -> None:
 
 
 @loop
-def a_stage_as_a_generator(watch: Watch) -> Truth:
+def a_stage_as_a_generator(watch: Watch) -> None:
     """It counts while it runs, and is one occurrence, also when it is left unfinished."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     optimizer = sgd(model)
 
     @otel_train.stage("crop")
@@ -93,13 +91,12 @@ def a_stage_as_a_generator(watch: Watch) -> Truth:
                 break
         views.close()  # type: ignore[attr-defined]
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def stages_in_a_coroutine(watch: Watch) -> Truth:
+def stages_in_a_coroutine(watch: Watch) -> None:
     """Batches are fetched by an event loop; what awaits does not count."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     optimizer = sgd(model)
 
     @otel_train.stage("fetch")
@@ -124,13 +121,12 @@ def stages_in_a_coroutine(watch: Watch) -> Truth:
 
     watch(model)
     asyncio.run(train())
-    return truth
 
 
 @loop
-def blocks_in_coroutines_that_take_turns(watch: Watch) -> Truth:
+def blocks_in_coroutines_that_take_turns(watch: Watch) -> None:
     """Two requests under way at once, in blocks: each ends by itself, and none has failed."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     optimizer = sgd(model)
 
     async def fetch(name: str, turns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,11 +143,10 @@ def blocks_in_coroutines_that_take_turns(watch: Watch) -> Truth:
 
     watch(model)
     asyncio.run(train())
-    return truth
 
 
 @loop
-def manual_steps(watch: Watch) -> Truth:
+def manual_steps(watch: Watch) -> None:
     """The loop says where its steps end; nothing else does."""
     truth, (model, optimizer, train) = watch.training({"train": 8}, source="manual")
     for i, batch in enumerate(train):
@@ -161,11 +156,10 @@ def manual_steps(watch: Watch) -> Truth:
             otel_train.step()
             truth.step()
     truth.partial = None
-    return truth
 
 
 @loop
-def manual_steps_after_a_resume(watch: Watch) -> Truth:
+def manual_steps_after_a_resume(watch: Watch) -> None:
     """``step(start=...)`` gives the next step its number, and is no step itself."""
     truth, (model, optimizer, train) = watch.training({"train": 6}, source="manual")
     otel_train.step(start=1000)
@@ -175,7 +169,6 @@ def manual_steps_after_a_resume(watch: Watch) -> Truth:
         otel_train.step()
         truth.step()
     truth.partial = None
-    return truth
 
 
 @loop
@@ -193,12 +186,12 @@ def values_and_events(watch: Watch) -> None:
 
 
 @loop
-def a_method_of_a_trainer(watch: Watch) -> Truth:
+def a_method_of_a_trainer(watch: Watch) -> None:
     """The loop lives in a class, the session in a with-block."""
 
     class Trainer:
         def __init__(self) -> None:
-            self.model, self.train, self.truth = Net(), loader(6), Truth()
+            self.model, self.train, self.truth = Net(), loader(6), watch.truth()
             self.optimizer = sgd(self.model)
 
         def training_step(self, batch: Any) -> None:
@@ -211,13 +204,11 @@ def a_method_of_a_trainer(watch: Watch) -> Truth:
                     self.training_step(batch)
                     self.truth.step()
 
-    trainer = Trainer()
-    trainer.fit()
-    return trainer.truth
+    Trainer().fit()
 
 
 @timed
-def a_stage_around_an_evaluation(watch: Watch) -> Truth:
+def a_stage_around_an_evaluation(watch: Watch) -> None:
     """It begins before the first batch tells that this is an evaluation, and ends after the last."""
     truth, (model, optimizer, train, val) = watch.slow_training(
         {"train": 4, "val": 3}, rated={"train": TRAIN, "val": EVAL}
@@ -231,11 +222,10 @@ def a_stage_around_an_evaluation(watch: Watch) -> Truth:
             truth.evaluate_on(model, val)
             model.train()
             truth.sleep(0.02, "outside")
-    return truth
 
 
 @timed
-def a_stage_around_an_epoch(watch: Watch) -> Truth:
+def a_stage_around_an_epoch(watch: Watch) -> None:
     """Training and evaluation in one stage, with another one around the run."""
     truth, (model, optimizer, train, val) = watch.slow_training(
         {"train": 4, "val": 3}, rated={"train": TRAIN, "val": EVAL}
@@ -248,7 +238,6 @@ def a_stage_around_an_epoch(watch: Watch) -> Truth:
                 truth.train_on(model, optimizer, train)
                 truth.evaluate_on(model, val)
             truth.sleep(0.02, "outside")
-    return truth
 
 
 @timed

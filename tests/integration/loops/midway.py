@@ -204,7 +204,7 @@ class _Recalling(Net):
 
 
 @loop
-def a_memory_asked_in_every_forward(watch: Watch) -> Truth:
+def a_memory_asked_in_every_forward(watch: Watch) -> None:
     """Retrieval: the model asks a loader inside its forward. Those rows are a part of the batch that it was given."""
     truth = watch.truth()
     model = _Recalling()
@@ -215,7 +215,6 @@ def a_memory_asked_in_every_forward(watch: Watch) -> Truth:
     for _ in range(2):
         truth.train_on(model, optimizer, loaders["train"])
         truth.evaluate_on(model, loaders["val"])
-    return truth
 
 
 class _Drawing(Net):
@@ -236,7 +235,7 @@ class _Drawing(Net):
 
 
 @loop
-def a_model_that_draws_its_own_batches(watch: Watch) -> Truth:
+def a_model_that_draws_its_own_batches(watch: Watch) -> None:
     """``loss = model()``: the batch begins with the forward in which it is asked for, also where a pass ends in that."""
     truth = watch.truth()
     model = _Drawing()
@@ -256,4 +255,3 @@ def a_model_that_draws_its_own_batches(watch: Watch) -> Truth:
                     model()
                     truth.step(EVAL)
             model.train()
-    return truth

@@ -14,7 +14,6 @@ from tests.integration.loops.truth import (
     TRAIN,
     TRAIN_ALONE,
     Net,
-    Truth,
     Watch,
     loader,
     loop,
@@ -37,25 +36,22 @@ class Recomputed(Net):
         return self.last(torch.relu(hidden))
 
 
-def train_model(watch: Watch, model: nn.Module, batches: int = 5) -> Truth:
+def train_model(watch: Watch, model: nn.Module, batches: int = 5) -> None:
     """An ordinary loop for ``model``."""
-    train, truth = loader(batches), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = watch.training({"train": batches}, model=model)
     truth.train_on(model, optimizer, train)
-    return truth
 
 
 @loop
-def activation_checkpointing(watch: Watch) -> Truth:
+def activation_checkpointing(watch: Watch) -> None:
     """A part of the model is recomputed."""
-    return train_model(watch, Recomputed(reentrant=False))
+    train_model(watch, Recomputed(reentrant=False))
 
 
 @loop
-def reentrant_activation_checkpointing(watch: Watch) -> Truth:
+def reentrant_activation_checkpointing(watch: Watch) -> None:
     """The old way runs a backward inside the backward."""
-    return train_model(watch, Recomputed(reentrant=True))
+    train_model(watch, Recomputed(reentrant=True))
 
 
 @loop
@@ -99,11 +95,9 @@ def siamese(watch: Watch) -> None:
 
 
 @loop
-def unrolled_cell(watch: Watch) -> Truth:
+def unrolled_cell(watch: Watch) -> None:
     """A recurrent cell is the instrumented model, called once per time step."""
-    cell, train, truth = nn.GRUCell(4, 3), loader(4), Truth()
-    optimizer = sgd(cell)
-    watch(cell, {"train": train})
+    truth, (cell, optimizer, train) = watch.training({"train": 4}, model=nn.GRUCell(4, 3))
     for x, _ in train:
         truth.batch("train")
         state = torch.zeros(len(x), 3)
@@ -113,13 +107,12 @@ def unrolled_cell(watch: Watch) -> Truth:
         truth.backward()
         state.square().mean().backward()
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def loss_modules_are_not_models(watch: Watch) -> Truth:
+def loss_modules_are_not_models(watch: Watch) -> None:
     """A loss with parameters of its own is called like a model, but was not given as one."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     criterion, metric = nn.CrossEntropyLoss(), nn.PairwiseDistance()
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -130,16 +123,15 @@ def loss_modules_are_not_models(watch: Watch) -> Truth:
         loss = criterion(out, y) + metric(out, torch.zeros_like(out)).mean()
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def scripted_model(watch: Watch) -> Truth:
+def scripted_model(watch: Watch) -> None:
     """TorchScript is deprecated, and still in use."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it is going out of use: there are such models still
         model = torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
-    return train_model(watch, model)
+    train_model(watch, model)
 
 
 class Shouting(Net):
@@ -150,26 +142,25 @@ class Shouting(Net):
 
 
 @loop
-def a_call_of_its_own(watch: Watch) -> Truth:
+def a_call_of_its_own(watch: Watch) -> None:
     """``__call__`` is overridden and goes on to the usual one."""
-    return train_model(watch, Shouting())
+    train_model(watch, Shouting())
 
 
 @loop
-def a_wrapped_model(watch: Watch) -> Truth:
+def a_wrapped_model(watch: Watch) -> None:
     """The instrumented model is called by a wrapper that was not given, as DDP does."""
-    inner, train, truth = Net(), loader(5), Truth()
+    inner, train, truth = Net(), loader(5), watch.truth()
     outer = nn.DataParallel(inner) if torch.cuda.device_count() == 0 else nn.Sequential(inner)
     optimizer = sgd(outer)
     watch(inner, {"train": train})
     truth.train_on(outer, optimizer, train)
-    return truth
 
 
 @loop
-def several_models_in_sequence(watch: Watch) -> Truth:
+def several_models_in_sequence(watch: Watch) -> None:
     """Encoder and decoder, given as a mapping."""
-    encoder, decoder, train, truth = Net(4, 3), Net(3, 2), loader(5), Truth()
+    encoder, decoder, train, truth = Net(4, 3), Net(3, 2), loader(5), watch.truth()
     optimizer = sgd(encoder, decoder)
     watch({"encoder": encoder, "decoder": decoder}, {"train": train})
     for batch in train:
@@ -178,7 +169,6 @@ def several_models_in_sequence(watch: Watch) -> Truth:
         truth.forward(model="decoder")
         truth.backward(loss_of(lambda x: decoder(encoder(x)), batch))
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
@@ -239,9 +229,9 @@ def evaluated_part_by_part(watch: Watch) -> None:
 
 
 @loop
-def trained_part_by_part(watch: Watch) -> Truth:
+def trained_part_by_part(watch: Watch) -> None:
     """The backbone runs frozen, without gradients, and the head is trained on what it gives."""
-    model, train, truth = Features(), loader(5), Truth()
+    model, train, truth = Features(), loader(5), watch.truth()
     optimizer = sgd(model.head)
     watch(model, {"train": train})
     for x, y in train:
@@ -252,13 +242,12 @@ def trained_part_by_part(watch: Watch) -> Truth:
         truth.forward()
         truth.backward(model.criterion(model.head(features), y))
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def two_models_with_one_encoder(watch: Watch) -> Truth:
+def two_models_with_one_encoder(watch: Watch) -> None:
     """Actor and critic share it: where it is called by itself it is the actor's."""
-    actor, critic, train, truth = Features(), Features(), loader(5), Truth()
+    actor, critic, train, truth = Features(), Features(), loader(5), watch.truth()
     critic.backbone = actor.backbone
     optimizer = sgd(actor, critic.head)
     watch({"actor": actor, "critic": critic}, {"train": train})
@@ -273,4 +262,3 @@ def two_models_with_one_encoder(watch: Watch) -> Truth:
         loss = loss + critic(x).square().mean()
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import otel_train
-from tests.integration.loops.truth import EVAL, Net, Truth, Watch, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import EVAL, Net, Watch, loader, loop, loss_of, sgd
 
 
 @loop
@@ -69,9 +69,9 @@ def training_on_a_loader_named_val(watch: Watch) -> None:
 
 
 @loop
-def testing_and_prediction(watch: Watch) -> Truth:
+def testing_and_prediction(watch: Watch) -> None:
     """The phases a name can say, all four in a run."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     loaders = {"train": loader(4), "valid_b": loader(2), "test": loader(3), "predict": loader(1)}
     optimizer = sgd(model)
     watch(model, loaders)
@@ -80,13 +80,12 @@ def testing_and_prediction(watch: Watch) -> Truth:
     truth.evaluate_on(model, loaders["valid_b"], "valid_b")
     truth.evaluate_on(model, loaders["test"], "test", phase="test")
     truth.evaluate_on(model, loaders["predict"], "predict", phase="predict")
-    return truth
 
 
 @loop
-def attack_under_a_declared_phase(watch: Watch) -> Truth:
+def attack_under_a_declared_phase(watch: Watch) -> None:
     """Evaluation that needs gradients: what the user declares comes before every sign of training."""
-    model, train, attack, truth = Net(), loader(4), loader(3), Truth()
+    model, train, attack, truth = Net(), loader(4), loader(3), watch.truth()
     optimizer = sgd(model)
     watch(
         model,
@@ -101,18 +100,16 @@ def attack_under_a_declared_phase(watch: Watch) -> Truth:
         truth.backward(phase="test")
         loss.backward()
         truth.step("test")
-    return truth
 
 
 @loop
-def two_loaders_in_one_evaluation(watch: Watch) -> Truth:
+def two_loaders_in_one_evaluation(watch: Watch) -> None:
     """Each batch of each loader is a step outside phase train."""
-    model, easy, hard, truth = Net(), loader(3), loader(2), Truth(source=None)
+    model, easy, hard, truth = Net(), loader(3), loader(2), watch.truth(source=None)
     watch(model, {"val_easy": easy, "val_hard": hard})
     model.eval()
     truth.evaluate_on(model, easy, "val_easy")
     truth.evaluate_on(model, hard, "val_hard")
-    return truth
 
 
 @loop
@@ -154,9 +151,9 @@ def hard_examples_mined_in_every_batch(watch: Watch) -> None:
 
 
 @loop
-def rollouts_over_a_loader_of_prompts(watch: Watch) -> Truth:
+def rollouts_over_a_loader_of_prompts(watch: Watch) -> None:
     """Generation without gradients over one loader, then two passes over what was stored, in a loader that is made for it."""
-    truth, actor, critic, prompts = Truth(samples=None), Net(), Net(), loader(4)
+    truth, actor, critic, prompts = watch.truth(samples=None), Net(), Net(), loader(4)
     optimizers = sgd(actor), sgd(critic)
     watch({"actor": actor, "critic": critic}, {"prompts": prompts})
     stored: list[Any] = []
@@ -183,4 +180,3 @@ def rollouts_over_a_loader_of_prompts(watch: Watch) -> Truth:
                     truth.update(optimizer)
                 truth.step()
         stored.clear()
-    return truth

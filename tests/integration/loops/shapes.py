@@ -36,7 +36,7 @@ def plain(watch: Watch) -> None:
 
 
 @loop
-def accumulation_with_a_remainder_that_is_carried_over(watch: Watch) -> Truth:
+def accumulation_with_a_remainder_that_is_carried_over(watch: Watch) -> None:
     """Ten batches in groups of four: the two left over count towards the first update of the next epoch."""
     truth, (model, optimizer, train) = watch.training({"train": 10})
     for _ in range(2):
@@ -46,7 +46,6 @@ def accumulation_with_a_remainder_that_is_carried_over(watch: Watch) -> Truth:
             if (i + 1) % 4 == 0:
                 truth.update_that_ends_a_step(optimizer)
     truth.partial = 1
-    return truth
 
 
 @loop
@@ -95,9 +94,9 @@ def gradients_of_cached_features(watch: Watch) -> None:
 
 
 @loop
-def zip_of_two_loaders(watch: Watch) -> Truth:
+def zip_of_two_loaders(watch: Watch) -> None:
     """``zip`` asks the longer one once more before it learns that the shorter is at its end."""
-    model, code, prose, truth = Net(), loader(5), loader(3, size=2), Truth(partial=None)
+    model, code, prose, truth = Net(), loader(5), loader(3, size=2), watch.truth(partial=None)
     optimizer = sgd(model)
     watch(model, {"code": code, "prose": prose})
     for first, second in zip(code, prose, strict=False):
@@ -107,7 +106,6 @@ def zip_of_two_loaders(watch: Watch) -> Truth:
         truth.backward(truth.loss(model, first) + loss_of(model, second))
         truth.update_that_ends_a_step(optimizer)
     truth.batch("code")
-    return truth
 
 
 @loop
@@ -134,9 +132,9 @@ def two_live_iterators_of_one_loader(watch: Watch) -> None:
 
 
 @loop
-def weighted_sampling_of_two_loaders(watch: Watch) -> Truth:
+def weighted_sampling_of_two_loaders(watch: Watch) -> None:
     """The next batch is drawn from either loader, until both have run out; one runs out first."""
-    model, code, prose, truth = Net(), loader(9), loader(3, size=2), Truth()
+    model, code, prose, truth = Net(), loader(9), loader(3, size=2), watch.truth()
     optimizer = sgd(model)
     watch(model, {"code": code, "prose": prose})
     dice = random.Random(0)
@@ -150,7 +148,6 @@ def weighted_sampling_of_two_loaders(watch: Watch) -> Truth:
             continue
         truth.batch(name, 4 if name == "code" else 2)
         truth.one_step(model, optimizer, batch)
-    return truth
 
 
 @loop
@@ -245,7 +242,7 @@ def look_ahead_between_forward_and_backward(watch: Watch) -> None:
 
 
 @loop
-def look_ahead_in_another_thread(watch: Watch) -> Truth:
+def look_ahead_in_another_thread(watch: Watch) -> None:
     """A thread fetches into a queue: its asks end no step of the thread that trains; its waits are its own."""
     truth, (model, optimizer, train) = watch.training({"train": 6}, threads=2)
     ready: queue.Queue[Any] = queue.Queue(maxsize=2)
@@ -261,7 +258,6 @@ def look_ahead_in_another_thread(watch: Watch) -> Truth:
         truth.batch("train")
         truth.one_step(model, optimizer, batch)
     thread.join()
-    return truth
 
 
 @loop
@@ -299,7 +295,7 @@ class _Halves(IterableDataset[Any]):
 
 
 @timed
-def a_loader_inside_the_dataset_of_another(watch: Watch) -> Truth:
+def a_loader_inside_the_dataset_of_another(watch: Watch) -> None:
     """Both give batches. The wait for the inner one lies in the wait for the outer one, and is counted once."""
     truth = watch.truth(rated=TRAIN_ALONE, inside=("inner",))
     model, inner = Slow(truth), loader(4, 8)
@@ -308,7 +304,6 @@ def a_loader_inside_the_dataset_of_another(watch: Watch) -> Truth:
     watch(model, {"train": train, "inner": inner})
     for _ in range(2):
         truth.train_on(model, optimizer, train)
-    return truth
 
 
 @timed

@@ -17,7 +17,6 @@ from tests.integration.loops.truth import (
     EVAL,
     TRAIN_ALONE,
     Net,
-    Truth,
     Watch,
     loader,
     loop,
@@ -52,21 +51,20 @@ def a_thread_trains_after_the_main_thread_looked(watch: Watch) -> None:
 
 
 @loop
-def a_new_thread_every_epoch(watch: Watch) -> Truth:
+def a_new_thread_every_epoch(watch: Watch) -> None:
     """The thread of the first epoch ends; the next one goes on with its steps."""
-    truth = Truth(threads=2)
+    truth = watch.truth(threads=2)
     model, train = Net(), loader(5)
     optimizer = sgd(model)
     watch(model, {"train": train})
     for _ in range(3):
         in_a_thread(truth.train_on, model, optimizer, train)
-    return truth
 
 
 @loop
-def the_main_thread_evaluates_while_threads_train(watch: Watch) -> Truth:
+def the_main_thread_evaluates_while_threads_train(watch: Watch) -> None:
     """Two threads train a model each; what the main thread does beside them is evaluation."""
-    truth = Truth(threads=3)
+    truth = watch.truth(threads=3)
     models: dict[str, nn.Module] = {"left": Net(), "right": Net()}
     loaders, val = {name: loader(6) for name in models}, loader(3)
     watch(models, {**loaders, "val": val})
@@ -87,13 +85,12 @@ def the_main_thread_evaluates_while_threads_train(watch: Watch) -> Truth:
                 truth.step(EVAL)
     for thread in threads:
         thread.join()
-    return truth
 
 
 @loop
-def backward_in_another_thread(watch: Watch) -> Truth:
+def backward_in_another_thread(watch: Watch) -> None:
     """A pool runs the backwards: they are a part of the steps of the thread that runs the forwards."""
-    truth = Truth(threads=2)
+    truth = watch.truth(threads=2)
     model, train = Net(), loader(6)
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -104,13 +101,12 @@ def backward_in_another_thread(watch: Watch) -> Truth:
             truth.backward()
             pool.submit(loss.backward).result()
             truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def updates_in_another_thread(watch: Watch) -> Truth:
+def updates_in_another_thread(watch: Watch) -> None:
     """A pool runs the updates, as optimizers do that are overlapped with the step: backwards count the steps."""
-    truth = Truth(threads=2, source="backward")
+    truth = watch.truth(threads=2, source="backward")
     model, train = Net(), loader(12)
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -122,13 +118,12 @@ def updates_in_another_thread(watch: Watch) -> Truth:
             pool.submit(optimizer.step).result()
             truth.update()
             truth.step()
-    return truth
 
 
 @loop
-def gradients_of_copies_are_applied_by_the_main_thread(watch: Watch) -> Truth:
+def gradients_of_copies_are_applied_by_the_main_thread(watch: Watch) -> None:
     """A parameter server: threads make gradients of copies of its model; its updates are a part of their steps."""
-    truth = Truth(threads=3, source="backward", repeatable=False)
+    truth = watch.truth(threads=3, source="backward", repeatable=False)
     model = Net()
     copies: dict[str, nn.Module] = {name: copy.deepcopy(model) for name in ("left", "right")}
     optimizer, loaders = sgd(model), {name: loader(6) for name in copies}
@@ -153,13 +148,12 @@ def gradients_of_copies_are_applied_by_the_main_thread(watch: Watch) -> Truth:
         truth.update_that_ends_a_step(optimizer)
     for thread in threads:
         thread.join()
-    return truth
 
 
 @loop
-def halves_of_a_batch_in_threads(watch: Watch) -> Truth:
+def halves_of_a_batch_in_threads(watch: Watch) -> None:
     """Manual data parallelism: the main thread reads and updates, threads make the gradients. Its updates are the steps."""
-    truth = Truth(threads=3, repeatable=False)
+    truth = watch.truth(threads=3, repeatable=False)
     model, train, lock = Net(), loader(6), threading.Lock()
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -173,13 +167,12 @@ def halves_of_a_batch_in_threads(watch: Watch) -> Truth:
             truth.batch("train")
             list(pool.map(half, [[inputs[n::2], targets[n::2]] for n in range(2)]))
             truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def steps_marked_in_another_thread(watch: Watch) -> Truth:
+def steps_marked_in_another_thread(watch: Watch) -> None:
     """No model that can be seen: a thread works in stages, and says where its steps end."""
-    truth = Truth(source="manual", threads=2)
+    truth = watch.truth(source="manual", threads=2)
     watch()
 
     def work() -> None:
@@ -191,11 +184,10 @@ def steps_marked_in_another_thread(watch: Watch) -> Truth:
             truth.step()
 
     in_a_thread(work)
-    return truth
 
 
 @timed
-def threads_that_train_and_evaluate_in_turn(watch: Watch) -> Truth:
+def threads_that_train_and_evaluate_in_turn(watch: Watch) -> None:
     """Each goes on with the time of the one before, also where the agent reads both at once; a pause between them is of no phase."""
     truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": 2}, threads=2)
 
@@ -207,11 +199,10 @@ def threads_that_train_and_evaluate_in_turn(watch: Watch) -> Truth:
     for _ in range(3):
         in_a_thread(epoch)
         truth.sleep(0.1, "outside")
-    return truth
 
 
 @timed
-def the_main_thread_evaluates_between_epochs_of_a_thread(watch: Watch) -> Truth:
+def the_main_thread_evaluates_between_epochs_of_a_thread(watch: Watch) -> None:
     """An executor runs the epochs, and its thread waits while the main thread evaluates: that time is of the evaluation."""
     truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": 3}, threads=2)
     with ThreadPoolExecutor(1) as pool:
@@ -219,13 +210,11 @@ def the_main_thread_evaluates_between_epochs_of_a_thread(watch: Watch) -> Truth:
             pool.submit(truth.train_on, model, optimizer, train).result()
             truth.sleep(0.1, "outside")
             truth.evaluate_on(model, val)
-    return truth
 
 
 @timed
-def the_main_thread_evaluates_before_a_thread_trains(watch: Watch) -> Truth:
+def the_main_thread_evaluates_before_a_thread_trains(watch: Watch) -> None:
     """Until the thread begins, the time of the run is that of the main thread."""
     truth, (model, optimizer, train, val) = watch.slow_training({"train": 5, "val": 3}, threads=2)
     truth.evaluate_on(model, val)
     in_a_thread(truth.train_on, model, optimizer, train)
-    return truth

@@ -337,7 +337,8 @@ class Beginnings:
         self, batches: Mapping[str, int], *, model: nn.Module | None = None, **says: Any
     ) -> tuple[Truth, Any]:
         """Truth; model, optimizer and loaders of so many batches, with a session that has model and loaders."""
-        model, loaders = model or Net(), {name: loader(number) for name, number in batches.items()}
+        model = Net() if model is None else model
+        loaders = {name: loader(number) for name, number in batches.items()}
         optimizer = sgd(model)
         self(model, loaders)
         self.said = Truth(**says)
@@ -430,18 +431,19 @@ class NoSession(Beginnings):
         return self.said
 
 
-Program = Callable[[Watch], "Truth | None"]
+Program = Callable[[Watch], None]
 
 LOOPS: dict[str, Callable[[Watch], Truth]] = {}
 """Every program, by name."""
 
 
 def loop(program: Program) -> Program:
-    """Enter a program in the table. Its truth is what it returns, or what ``training`` and its like have made."""
+    """Enter a program in the table, which gives the truth that the program has made."""
 
     @wraps(program)
     def run(watch: Watch) -> Truth:
-        return program(watch) or watch.said
+        program(watch)
+        return watch.said
 
     assert program.__name__ not in LOOPS
     LOOPS[program.__name__] = run

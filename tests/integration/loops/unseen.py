@@ -84,11 +84,10 @@ def a_method_other_than_call_with_a_user_stage(watch: Watch) -> None:
 
 
 @loop
-def a_loader_that_is_not_the_one_iterated(watch: Watch) -> Truth:
+def a_loader_that_is_not_the_one_iterated(watch: Watch) -> None:
     """A loader is given, and the loop takes its batches from elsewhere: waits for them are not seen, and that is said."""
-    model, truth = Net(), Truth(unseen=("data",))
+    model, truth = Net(), watch.truth(unseen=("data",))
     optimizer = sgd(model)
     watch(model, {"train": loader(3)})
     for batch in [(torch.ones(4, 4), torch.tensor([0, 1, 0, 1]))] * 12:
         truth.one_step(model, optimizer, batch)
-    return truth

@@ -25,9 +25,9 @@ from tests.integration.loops.truth import (
 
 
 @loop
-def two_optimizers_per_step(watch: Watch) -> Truth:
+def two_optimizers_per_step(watch: Watch) -> None:
     """One for each half of the model, one after the other."""
-    model, train, truth = Net(), loader(6), Truth()
+    model, train, truth = Net(), loader(6), watch.truth()
     body, head = sgd(model.first), sgd(model.last)
     watch(model, {"train": train})
     for batch in train:
@@ -35,7 +35,6 @@ def two_optimizers_per_step(watch: Watch) -> Truth:
         truth.backward(truth.loss(model, batch))
         truth.update(body)
         truth.update_that_ends_a_step(head)
-    return truth
 
 
 @timed
@@ -69,9 +68,9 @@ def two_slow_optimizers_per_step(watch: Watch) -> None:
 
 
 @loop
-def two_optimizers_without_an_ask(watch: Watch) -> Truth:
+def two_optimizers_without_an_ask(watch: Watch) -> None:
     """On one batch in hand, a step closes before its first optimizer updates again."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     train = loader(2)
     body, head = sgd(model.first), sgd(model.last)
     watch(model, {"train": train})
@@ -81,20 +80,18 @@ def two_optimizers_without_an_ask(watch: Watch) -> Truth:
         truth.backward(truth.loss(model, batch))
         truth.update(body)
         truth.update_that_ends_a_step(head)
-    return truth
 
 
 @loop
-def an_optimizer_for_every_task(watch: Watch) -> Truth:
+def an_optimizer_for_every_task(watch: Watch) -> None:
     """Meta-learning, folds, clients without a loader: the optimizer is made anew, and each of its updates is a step."""
-    model, truth = Net(), Truth()
+    model, truth = Net(), watch.truth()
     watch(model)
     for _ in range(4):
         task, optimizer = (torch.randn(4, 4), torch.zeros(4, dtype=torch.long)), sgd(model)
         for _ in range(3):
             truth.backward(truth.loss(model, task))
             truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 def adversaries() -> tuple[Net, Net]:
@@ -111,9 +108,9 @@ def judge(truth: Truth, critic: Net, real: torch.Tensor, fake: torch.Tensor) -> 
 
 
 @loop
-def gan(watch: Watch) -> Truth:
+def gan(watch: Watch) -> None:
     """Critic and generator, an update each per batch: one step."""
-    (generator, critic), train, truth = adversaries(), loader(6), Truth()
+    (generator, critic), train, truth = adversaries(), loader(6), watch.truth()
     g_optimizer, d_optimizer = sgd(generator), sgd(critic)
     watch({"G": generator, "D": critic}, {"train": train})
     for real, _ in train:
@@ -125,13 +122,12 @@ def gan(watch: Watch) -> Truth:
         truth.forward(model="D")
         truth.backward(-critic(generator(torch.randn(4, 4))).mean())
         truth.update_that_ends_a_step(g_optimizer)
-    return truth
 
 
 @loop
-def wgan_with_a_batch_per_critic_update(watch: Watch) -> Truth:
+def wgan_with_a_batch_per_critic_update(watch: Watch) -> None:
     """Every ask after an update closes a step, so each critic update is one; the fifth takes G along."""
-    (generator, critic), train, truth = adversaries(), loader(10), Truth()
+    (generator, critic), train, truth = adversaries(), loader(10), watch.truth()
     g_optimizer, d_optimizer = sgd(generator), sgd(critic)
     watch({"G": generator, "D": critic}, {"train": train})
     for i, (real, _) in enumerate(train):
@@ -144,16 +140,15 @@ def wgan_with_a_batch_per_critic_update(watch: Watch) -> Truth:
             truth.backward(-critic(generator(torch.randn(4, 4))).mean())
             truth.update(g_optimizer)
         truth.step()
-    return truth
 
 
 @loop
-def wgan_with_five_critic_updates_per_batch(watch: Watch) -> Truth:
+def wgan_with_five_critic_updates_per_batch(watch: Watch) -> None:
     """No ask between them, so the rule for updates holds: the critic twice in a row closes a step.
 
     The generator's update follows the fifth and shares its step. What it makes for the critic, without gradients, is training.
     """
-    (generator, critic), train, truth = adversaries(), loader(4), Truth()
+    (generator, critic), train, truth = adversaries(), loader(4), watch.truth()
     g_optimizer, d_optimizer = sgd(generator), sgd(critic)
     watch({"G": generator, "D": critic}, {"train": train})
     for real, _ in train:
@@ -168,7 +163,6 @@ def wgan_with_five_critic_updates_per_batch(watch: Watch) -> Truth:
         truth.forward(model="D")
         truth.backward(-critic(generator(torch.randn(4, 4))).mean())
         truth.update(g_optimizer)
-    return truth
 
 
 def closure_of(
@@ -318,24 +312,22 @@ class Both(torch.optim.Optimizer):
 
 
 @loop
-def optimizer_subclass(watch: Watch) -> Truth:
+def optimizer_subclass(watch: Watch) -> None:
     """``super().step()`` fires the hooks a second time; it is one update."""
-    warm, model, train, truth = Net(), Net(), loader(5), Truth()
+    warm, model, train, truth = Net(), Net(), loader(5), watch.truth()
     sgd(warm).step()
     optimizer = Decaying(model.parameters(), lr=0.01)
     watch(model, {"train": train})
     truth.train_on(model, optimizer, train)
-    return truth
 
 
 @loop
-def optimizer_of_optimizers(watch: Watch) -> Truth:
+def optimizer_of_optimizers(watch: Watch) -> None:
     """An update inside an update is none."""
-    model, train, truth = Net(), loader(5), Truth()
+    model, train, truth = Net(), loader(5), watch.truth()
     optimizer = Both(sgd(model.first), sgd(model.last))
     watch(model, {"train": train})
     truth.train_on(model, optimizer, train)
-    return truth
 
 
 @loop
@@ -350,9 +342,9 @@ def learning_rate_scheduler(watch: Watch) -> None:
         truth.step()
 
 
-def scaled(watch: Watch, model: Net, optimizer: torch.optim.Optimizer, *, skip_closes: bool) -> Truth:
+def scaled(watch: Watch, model: Net, optimizer: torch.optim.Optimizer, *, skip_closes: bool) -> None:
     """Eight updates by a scaler, which skips three of them."""
-    train, truth = loader(8), Truth()
+    train, truth = loader(8), watch.truth()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     watch(model, {"train": train})
     for i, batch in enumerate(train):
@@ -372,22 +364,21 @@ def scaled(watch: Watch, model: Net, optimizer: torch.optim.Optimizer, *, skip_c
         if skip_closes or not skipped:
             truth.step()
     assert truth.skipped == 3
-    return truth
 
 
 @loop
-def grad_scaler_with_skipped_updates(watch: Watch) -> Truth:
+def grad_scaler_with_skipped_updates(watch: Watch) -> None:
     """A skipped update is no update, so its batch belongs to the next step; it is an optimizer occurrence."""
     model = Net()
-    return scaled(watch, model, sgd(model), skip_closes=False)
+    scaled(watch, model, sgd(model), skip_closes=False)
 
 
 @loop
-def fused_optimizer_that_skips_on_its_device(watch: Watch) -> Truth:
+def fused_optimizer_that_skips_on_its_device(watch: Watch) -> None:
     """The kernel skips, and the host learns of it later: the step has closed by then, the update does not count."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    return scaled(watch, model, optimizer, skip_closes=True)
+    scaled(watch, model, optimizer, skip_closes=True)
 
 
 @loop
@@ -417,9 +408,9 @@ def retained_graph(watch: Watch) -> None:
 
 
 @loop
-def two_optimizers_of_a_scaler_one_of_which_skips(watch: Watch) -> Truth:
+def two_optimizers_of_a_scaler_one_of_which_skips(watch: Watch) -> None:
     """Infinite gradients in one half of the model: the other half updates, so the batch is a step."""
-    model, train, truth = Net(), loader(6), Truth()
+    model, train, truth = Net(), loader(6), watch.truth()
     body, head = sgd(model.first), sgd(model.last)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     watch(model, {"train": train})
@@ -441,7 +432,6 @@ def two_optimizers_of_a_scaler_one_of_which_skips(watch: Watch) -> Truth:
         scaler.update()
         truth.step()
     assert truth.skipped == 2
-    return truth
 
 
 @timed
