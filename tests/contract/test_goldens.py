@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.contract.goldens.loops import LOOPS
+from tests.support.zero_code import printed_by
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "loops"
@@ -43,11 +43,7 @@ If the change is meant, rewrite them, read what changed, and say why in the comm
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that a fresh process has written, with the clocks stopped before it imports us."""
     folder = tmp_path_factory.mktemp("loops")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.contract.goldens", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed_by("-m", "tests.contract.goldens", folder, folder=ROOT)
     if os.environ.get("GOLDEN") == "write":
         shutil.rmtree(GOLDEN, ignore_errors=True)
         shutil.copytree(folder, GOLDEN)

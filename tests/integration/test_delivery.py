@@ -29,6 +29,7 @@ from otel_train.exporters.spool import SpoolQueue
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 from tests.support.snapshots import RESOURCE, snapshot, spans
 from tests.support.waiting import until
+from tests.support.zero_code import ended_well
 
 ROOT = Path(__file__).parents[2]
 PROTOCOLS = ("http/json", "http/protobuf")
@@ -376,10 +377,8 @@ def run_summary(folder: Path, answer: str) -> str:
     """What the same program prints when it ends by itself, where a Collector answers so."""
     program = TRAINING.replace("console=False, ", "").replace("while True", "for _ in range(30)")
     with http_receiver(answer) as received:
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(folder)], env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint},
-            capture_output=True, text=True, cwd=ROOT, timeout=60, check=True,
-        )  # fmt: skip
+        environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint}
+        done = ended_well([sys.executable, "-c", program, folder], environ, ROOT)
     return done.stderr[done.stderr.index("where the time went") :]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import yaml
 
 from otel_train.catalog import DURATION_BOUNDS
 from tests.support.stack import program
+from tests.support.zero_code import launched
 from tools.alerts_pages import ALERT_FILES, RULES, rules
 
 VARIANTS = ("classic", "native")
@@ -259,12 +259,5 @@ def judged(folder: Path, variant: str, tests: Sequence[Mapping[str, Any]]) -> st
         "tests": list(tests),
     }
     path.write_text(yaml.safe_dump(document, width=10_000), encoding="utf-8")
-    asked = subprocess.run(
-        [program("promtool"), "test", "rules", str(path)],
-        env={**os.environ, **_FRUGAL},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    asked = launched([program("promtool"), "test", "rules", path], {**os.environ, **_FRUGAL})
     return asked.stdout + asked.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import yaml
 
 from otel_train.stack import configuration, local
 from tests.support.stack import ROOT, program
+from tests.support.zero_code import ended_well
 
 pytestmark = pytest.mark.stack
 
@@ -27,14 +27,8 @@ MIB = 2**20
 @cache
 def built() -> list[dict[str, Any]]:
     """Everything that `kubectl apply` would get, and the example."""
-    done = subprocess.run(
-        [program("kustomize"), "build", "--load-restrictor", "LoadRestrictionsNone", str(FOLDER)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [program("kustomize"), "build", "--load-restrictor", "LoadRestrictionsNone", str(FOLDER)]
+    done = ended_well(command)
     example = (FOLDER / "example" / "pytorchjob.yaml").read_text(encoding="utf-8")
     return [*yaml.safe_load_all(done.stdout), *yaml.safe_load_all(example)]
 
@@ -108,15 +102,7 @@ def test_the_collectors_of_a_cluster_accept_their_configuration(tmp_path: Path) 
             for entry in pod["containers"][0]["env"]
         }
         assert ("COLLECTOR_NAME" in environ) == (item["kind"] == "DaemonSet")
-        done = subprocess.run(
-            [program("collector"), "validate", f"--config={path}"],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        ended_well([program("collector"), "validate", f"--config={path}"], environ)
         checked += 1
     assert checked == 2
 
@@ -126,14 +112,7 @@ def test_promtool_accepts_the_rules_as_kubernetes_has_them(tmp_path: Path) -> No
     for item in of_kind("PrometheusRule"):
         path = tmp_path / f"{item['metadata']['name']}.yml"
         path.write_text(yaml.safe_dump(item["spec"]), encoding="utf-8")
-        done = subprocess.run(
-            [program("promtool"), "check", "rules", str(path)],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        ended_well([program("promtool"), "check", "rules", path])
 
 
 def test_a_dashboard_fits_into_its_object() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
 from otel_train.stack.local import LocalStack
 from tests.support.stack import ask, program, stack, wait_for
+from tests.support.zero_code import ended_well
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -106,11 +106,7 @@ def test_what_is_older_than_the_window_arrives_as_blocks(
         assert replay(str(ancient), "--blocks", str(text.parent)) == 0
         assert "promtool tsdb create-blocks-from openmetrics" in capsys.readouterr().out
         data = made.state / "data" / "prometheus"
-        words = ["tsdb", "create-blocks-from", "openmetrics", str(text), str(data)]
-        done = subprocess.run(
-            [program("promtool"), *words], capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        ended_well([program("promtool"), "tsdb", "create-blocks-from", "openmetrics", text, data])
         made.stop("prometheus")
         made.start("prometheus")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from otel_train.cli.main import main
 from otel_train.stack import tls
 from otel_train.stack.local import LocalStack
 from tests.support.stack import ROOT, configured, free_ports, get, value, wait_for
+from tests.support.zero_code import ended_well
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -69,17 +69,9 @@ def train(folder: Path, environ: dict[str, str], *words: str) -> tuple[str, floa
         "OTEL_TRAIN_CONSOLE": "false",
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "stack" / "trainers" / "brief.py"), str(STEPS), *words],
-        env={**inherited, **ours, **environ},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        cwd=ROOT,
-    )
+    program = ROOT / "tests" / "stack" / "trainers" / "brief.py"
+    done = ended_well([sys.executable, program, str(STEPS), *words], {**inherited, **ours, **environ}, ROOT)
     ended_s = time.time()
-    assert done.returncode == 0, done.stderr
     loss, at_s = done.stdout.split()
     return loss, ended_s - float(at_s), done.stderr.splitlines()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from otel_train.stack import configuration, tls
 from tests.support.stack import program
+from tests.support.zero_code import ended_well
 
 pytestmark = pytest.mark.stack
 
@@ -19,17 +19,7 @@ LONG_RUNNING = {"otel-collector", "prometheus", "alertmanager", "grafana", "trac
 
 
 def checked(*command: str, **environ: str) -> str:
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, **environ},
-        cwd=configuration.folder(),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return ended_well(command, {**os.environ, **environ}, configuration.folder()).stdout
 
 
 def test_the_collector_accepts_its_configuration() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import urllib.request
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from tests.support.stack import ROOT, environ_of, free_ports, program, running, stack, value, wait_for
+from tests.support.zero_code import ended_well
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -26,16 +26,7 @@ UNREACHABLE = "http://127.0.0.1:9"
 def script(name: str, *words: str, **environ: str) -> str:
     outer = {name: text for name, text in os.environ.items() if not name.startswith("OTEL_EXPORTER")}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [str(SLURM / name), *words],
-        env={**outer, "PATH": path, **environ},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return ended_well([SLURM / name, *words], {**outer, "PATH": path, **environ}).stdout
 
 
 def task_variables(node: dict[str, str], **environ: str) -> dict[str, str]:

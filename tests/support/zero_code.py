@@ -56,13 +56,20 @@ def launched(
     )
 
 
+def ended_well(
+    command: Sequence[str | Path], environ: Mapping[str, str] | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The same of a command that must end with 0."""
+    done = launched(command, environ, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def printed_by(
     *words: str | Path, environ: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> str:
     """What an interpreter of its own prints for these words; it must end well."""
-    done = launched([sys.executable, *words], environ, folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return ended_well([sys.executable, *words], environ, folder).stdout
 
 
 def summaries_below(runs: Path) -> list[dict[str, Any]]:
