@@ -389,31 +389,18 @@ class Caller(nn.Module):
         return self.layer(x) + self.others[0](x)
 
 
-def test_what_is_said_of_an_unseen_forward_names_a_call_by_another_model(watch: Watch) -> None:
-    """The program does call its model, and the forward of the other one contains that call."""
-    inner = nn.Linear(4, 2)
-    outer = Caller(inner)
-    session = watch({"outer": outer, "inner": inner})
-    for _ in range(9):
-        outer(ROWS).sum().backward()
-    session.close()
-
-    [reason] = [gap["reason"] for gap in session.summary()["instrumentation_gaps"] if gap["name"] == "inner"]
-    assert "inside the forward of another model" in reason
-
-
-def test_what_is_said_of_an_unseen_forward_names_a_call_of_its_class(watch: Watch) -> None:
+@pytest.mark.parametrize("called_by", ["inside the forward of another model", "a __call__ of its class"])
+def test_what_is_said_of_an_unseen_forward_names_what_calls_the_model(watch: Watch, called_by: str) -> None:
     """The program does call its model: without this reason the reader looks for a mistake of his own."""
-    model = Process()
-    session = watch({"process": model})
+    model = nn.Linear(4, 2) if "another" in called_by else Process()
+    called = Caller(model) if "another" in called_by else model
+    session = watch({"called": called, "model": model} if called is not model else {"model": model})
     for _ in range(9):
-        model(ROWS).sum().backward()
+        called(ROWS).sum().backward()
     session.close()
 
-    [reason] = [
-        gap["reason"] for gap in session.summary()["instrumentation_gaps"] if gap["name"] == "process"
-    ]
-    assert "a __call__ of its class" in reason
+    [reason] = [gap["reason"] for gap in session.summary()["instrumentation_gaps"] if gap["name"] == "model"]
+    assert called_by in reason
 
 
 def test_replicas_have_no_wrapper(watch: Watch) -> None:

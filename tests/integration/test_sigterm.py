@@ -347,32 +347,19 @@ def test_a_program_that_takes_its_handler_away_again_ends_as_one_that_never_had_
 
 
 @in_c
-def test_a_handler_that_a_library_has_set_in_c_goes_on_with_its_work(begin: Begin, tmp_path: Path) -> None:
-    """``faulthandler`` prints where the program is, and ends it as if it were not there."""
-    process = begin("""
-        import faulthandler
-        faulthandler.register(signal.SIGTERM, chain=True)
-        start(); train(); otel_train.summary()
-        say("up")
-        time.sleep(60)
-    """)
+@pytest.mark.parametrize(("beginning", "said"), [
+    # ``faulthandler`` prints where the program is, and ends it as if it were not there.
+    pytest.param("import faulthandler; faulthandler.register(signal.SIGTERM, chain=True); start(); train()",
+                 "most recent call first", id="a handler that a library has set in C goes on with its work"),
+    # Only the main thread can set a handler of Python; none is needed.
+    pytest.param("thread = threading.Thread(target=lambda: (start(), train())); thread.start(); thread.join()", "",
+                 id="a session of another thread ends as one of the main thread"),
+])  # fmt: skip
+def test_a_program_whose_handler_is_not_ours_ends_as_terminated(
+    begin: Begin, tmp_path: Path, beginning: str, said: str
+) -> None:
+    """The agent sees the end from outside."""
+    process = begin(f"{beginning}; otel_train.summary(); say('up'); time.sleep(60)")
     line(process)
-    assert "most recent call first" in ended_by_sigterm(process)
-    assert ended_summary(tmp_path, "terminated")["steps"] == {"train": 10}
-
-
-@in_c
-def test_a_session_of_another_thread_ends_as_one_of_the_main_thread(begin: Begin, tmp_path: Path) -> None:
-    """Only the main thread can set a handler of Python; none is needed."""
-    process = begin("""
-        thread = threading.Thread(target=lambda: (start(), train()))
-        thread.start()
-        thread.join()
-        otel_train.summary()
-        say("up")
-        time.sleep(60)
-    """)
-    line(process)
-    ended_by_sigterm(process)
-
+    assert said in ended_by_sigterm(process)
     assert ended_summary(tmp_path, "terminated")["steps"] == {"train": 10}

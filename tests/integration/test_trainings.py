@@ -39,6 +39,11 @@ IN_CODE = """
 """
 
 
+def script_of(folder: Path, text: str) -> Path:
+    """A script that can train, in code or not, and does this."""
+    return written(folder / "script.py", TRAINING, IN_CODE, text)
+
+
 def variables(runs: Path) -> dict[str, str]:
     return {f"OTEL_TRAIN_{name.upper()}": value for name, value in {**QUIET, "run_dir": str(runs)}.items()}
 
@@ -57,40 +62,29 @@ def kept(runs: Path) -> dict[str, tuple[int, int, str, int]]:
     return found
 
 
-def test_trainings_one_after_another_in_one_process_are_all_kept(tmp_path: Path) -> None:
-    """Folds and sweeps are loops of a program; only the last one was left of them."""
-    script = written(tmp_path / "script.py", TRAINING, IN_CODE, "for steps in (3, 5, 7): observed(steps)")
-    done = run(script, tmp_path / "runs")
-
-    assert done.returncode == 0, done.stderr
-    assert kept(tmp_path / "runs") == {
-        "job/training-1/rank0": (1, 0, "finished", 3),
-        "job/training-2/rank0": (2, 0, "finished", 5),
-        "job/rank0": (3, 0, "finished", 7),
-    }
-
-
-def test_a_training_that_failed_is_kept_when_its_process_trains_again(tmp_path: Path) -> None:
-    """A program that goes on after an exception has not been restarted."""
-    script = written(
-        tmp_path / "script.py",
-        TRAINING,
-        IN_CODE,
-        """
+@pytest.mark.parametrize(("program", "summaries"), [
+    # Folds and sweeps are loops of a program; only the last one was left of them.
+    pytest.param("for steps in (3, 5, 7): observed(steps)", [("finished", 3), ("finished", 5), ("finished", 7)], id="in a loop"),
+    # A program that goes on after an exception has not been restarted.
+    pytest.param("""
         try:
             with otel_train.instrument(run_id="job"):
                 train(3)
                 raise ValueError
         except ValueError:
             observed(5)
-        """,
-    )
-    done = run(script, tmp_path / "runs")
+    """, [("failed", 3), ("finished", 5)], id="after one that failed"),
+])  # fmt: skip
+def test_trainings_one_after_another_in_one_process_are_all_kept(
+    program: str, summaries: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    """Each has a folder of its own, and the last that of the run."""
+    done = run(script_of(tmp_path, program), tmp_path / "runs")
 
     assert done.returncode == 0, done.stderr
     assert kept(tmp_path / "runs") == {
-        "job/training-1/rank0": (1, 0, "failed", 3),
-        "job/rank0": (2, 0, "finished", 5),
+        f"job/training-{number}/rank0" if number < len(summaries) else "job/rank0": (number, 0, *summary)
+        for number, summary in enumerate(summaries, 1)
     }
 
 
@@ -98,17 +92,15 @@ def test_a_training_that_failed_is_kept_when_its_process_trains_again(tmp_path: 
 def test_trainings_of_one_job_in_processes_one_after_another_are_all_kept(way: str, tmp_path: Path) -> None:
     """A script that trains twice by starting itself lost 10 of 24 steps."""
     train = "observed" if way == "in code" else "train"
-    script = written(
-        tmp_path / "script.py",
-        TRAINING,
-        IN_CODE,
+    script = script_of(
+        tmp_path,
         f"""
         if len(sys.argv) > 1:
             {train}(int(sys.argv[1]))
         else:
             for steps in ("10", "14"):
                 subprocess.run([sys.executable, __file__, steps], check=True)
-        """,
+    """,
     )
     runs = tmp_path / "runs"
     done = run(script, runs) if way == "in code" else run_zero_code([script], runs, run_id="job")
@@ -122,17 +114,15 @@ def test_trainings_of_one_job_in_processes_one_after_another_are_all_kept(way: s
 
 def test_a_restart_after_a_crash_is_an_attempt_of_the_same_training(tmp_path: Path) -> None:
     """It goes on with what was begun; and the training that had finished before is not touched."""
-    script = written(
-        tmp_path / "script.py",
-        TRAINING,
-        IN_CODE,
+    script = script_of(
+        tmp_path,
         """
         if sys.argv[1] == "dies":
             otel_train.instrument(run_id="job")
             train(4)
             os.kill(os.getpid(), signal.SIGKILL)
         observed(int(sys.argv[1]))
-        """,
+    """,
     )
     runs = tmp_path / "runs"
     codes = [run(script, runs, word).returncode for word in ("3", "dies", "dies", "6", "2")]
@@ -149,16 +139,14 @@ def test_a_restart_after_a_crash_is_an_attempt_of_the_same_training(tmp_path: Pa
 
 def test_trainings_with_the_same_rank_at_the_same_time_are_runs_of_their_own(tmp_path: Path) -> None:
     """Two processes that do not know of each other must not write into one folder."""
-    script = written(
-        tmp_path / "script.py",
-        TRAINING,
-        IN_CODE,
+    script = script_of(
+        tmp_path,
         """
         with otel_train.instrument(run_id="job"):
             train(int(sys.argv[1]))
             print("trains", flush=True)
             sys.stdin.readline()
-        """,
+    """,
     )
     runs = tmp_path / "runs"
     running = [
@@ -185,7 +173,7 @@ def test_trainings_with_the_same_rank_at_the_same_time_are_runs_of_their_own(tmp
 
 def test_every_reader_shows_the_newest_and_says_where_the_others_are(tmp_path: Path) -> None:
     """A summary that cannot be found is lost like one that was overwritten."""
-    script = written(tmp_path / "script.py", TRAINING, IN_CODE, "observed(3); observed(5)")
+    script = script_of(tmp_path, "observed(3); observed(5)")
     runs = tmp_path / "runs"
     assert run(script, runs).returncode == 0
     home, first = runs / "job", runs / "job" / "training-1"

@@ -258,48 +258,40 @@ def test_what_is_not_in_a_trace_is_absent(tmp_path: Path) -> None:
     assert any("No device events" in sentence for sentence in found["missing"])
 
 
-def test_a_stage_in_a_stage_is_cut_out_of_it(tmp_path: Path) -> None:
-    """A forward inside an optimizer's closure: 30 - 10, as in the run's own account."""
+PYTORCHS_OWN = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+@pytest.mark.parametrize(("ranges", "stages_us", "guessed"), [
+    # A forward inside an optimizer's closure: 30 - 10, as in the run's own account.
+    pytest.param([("otel_train:optimizer", 10, 30), ("otel_train:forward", 20, 10)],
+                 {"optimizer": 20, "forward": 10, "other": 70}, False, id="a stage in a stage is cut out of it"),
+    # Captures name the loader; 10 for one, 5 for the other, of which PyTorch's own range is a part.
+    pytest.param([("otel_train:data:train", 0, 10), (PYTORCHS_OWN, 1, 8), ("otel_train:data:extra", 50, 5)],
+                 {"data:train": 10, "data:extra": 5, "other": 85}, False, id="waiting for any loader is waiting for data"),
+    # A trace recorded without us still says when data, backward and optimizer ran; forward it does not.
+    pytest.param([(PYTORCHS_OWN, 0, 10), ("Optimizer.step#SGD.step", 70, 5)],
+                 {"data": 10, "backward": 20, "optimizer": 5, "other": 65}, True,
+                 id="ranges of PyTorch replace stages that are not recorded"),
+])  # fmt: skip
+def test_time_goes_to_the_stage_that_is_noted(
+    tmp_path: Path, ranges: list[tuple[str, float, float]], stages_us: dict[str, float], guessed: bool
+) -> None:
+    """A step of 100."""
     made = MadeTrace()
     made.step(1, 0, 100)
-    made.note("otel_train:optimizer", 10, 30)
-    made.note("otel_train:forward", 20, 10)
+    for each in ranges:
+        made.note(*each)
+    if guessed:
+        made.op("autograd::engine::evaluate_function: AddmmBackward0", 40, 20, tid=101)
 
     found = breakdown(TraceTimeline(read(made.write(tmp_path / "trace.json"))))
 
+    assert found["guessed"] is guessed
     assert {row["stage"]: row["seconds"] for row in found["stages"]} == pytest.approx(
-        {"optimizer": 20 * US, "forward": 10 * US, "other": 70 * US}
+        {stage: took_us * US for stage, took_us in stages_us.items()}
     )
-
-
-def test_waiting_for_any_loader_is_waiting_for_data(tmp_path: Path) -> None:
-    """Captures name the loader; 10 for one, 5 for the other, of which PyTorch's own range is a part."""
-    made = MadeTrace()
-    made.step(1, 0, 100)
-    made.note("otel_train:data:train", 0, 10)
-    made.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1, 8)
-    made.note("otel_train:data:extra", 50, 5)
-
-    found = breakdown(TraceTimeline(read(made.write(tmp_path / "trace.json"))))
-
-    assert found["data_share"] == pytest.approx(0.15)
-    assert [row["stage"] for row in found["stages"]] == ["data:train", "data:extra", "other"]
-
-
-def test_ranges_of_pytorch_replace_stages_that_are_not_recorded(tmp_path: Path) -> None:
-    """A trace recorded without us still says when data, backward and optimizer ran; forward it does not."""
-    made = MadeTrace()
-    made.step(1, 0, 100)
-    made.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 10)
-    made.op("autograd::engine::evaluate_function: AddmmBackward0", 40, 20, tid=101)
-    made.note("Optimizer.step#SGD.step", 70, 5)
-
-    found = breakdown(TraceTimeline(read(made.write(tmp_path / "trace.json"))))
-
-    assert found["guessed"]
-    assert {row["stage"]: row["seconds"] for row in found["stages"]} == pytest.approx(
-        {"data": 10 * US, "backward": 20 * US, "optimizer": 5 * US, "other": 65 * US}
-    )
+    waits_us = sum(took_us for stage, took_us in stages_us.items() if stage.startswith("data"))
+    assert (found["data_share"] or 0.0) == pytest.approx(waits_us / 100)
 
 
 def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:

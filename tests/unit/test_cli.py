@@ -297,13 +297,26 @@ def test_an_unknown_option_is_refused_with_the_usage_of_its_command(
     assert f"{usage}: error: unrecognized arguments: --" in said
 
 
-def test_ctrl_c_ends_a_command_quietly(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
-    """Who presses Ctrl-C knows that it was pressed."""
-
-    def interrupted(args: object) -> int:
+class Interrupt:
+    def __set_name__(self, owner: type, name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(summary, "run", interrupted)
+
+def interrupted(args: object) -> int:
+    raise KeyboardInterrupt
+
+
+def interrupted_as_a_class_is_made(args: object) -> int:
+    type("Named", (), {"value": Interrupt()})
+    return 0
+
+
+@pytest.mark.parametrize("run", [interrupted, interrupted_as_a_class_is_made])
+def test_ctrl_c_ends_a_command_quietly(
+    run: Callable[[object], int], monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """Python before 3.12 makes a RuntimeError of what ``__set_name__`` raises, as in an import."""
+    monkeypatch.setattr(summary, "run", run)
 
     assert cli("summary", "r1") == (128 + signal.SIGINT, "", "")
 
@@ -324,24 +337,6 @@ def test_ctrl_c_while_a_command_is_imported_ends_it_quietly() -> None:
     done = program(sys.executable, "-c", INTERRUPTED_IMPORT)
 
     assert (done.returncode, done.stderr) == (130, "")
-
-
-def test_ctrl_c_while_a_class_is_made_ends_a_command_quietly(
-    monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
-    """Python before 3.12 makes a RuntimeError of what ``__set_name__`` raises, as in an import."""
-
-    class Interrupt:
-        def __set_name__(self, owner: type, name: str) -> None:
-            raise KeyboardInterrupt
-
-    def interrupted(args: object) -> int:
-        type("Named", (), {"value": Interrupt()})
-        return 0
-
-    monkeypatch.setattr(summary, "run", interrupted)
-
-    assert cli("summary", "r1") == (128 + signal.SIGINT, "", "")
 
 
 WAITING = """

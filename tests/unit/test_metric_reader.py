@@ -146,24 +146,19 @@ class Reading:
         return [(event.name, dict(event.attributes)) for event in self.run.spans.drain()[1]]
 
 
-def test_an_event_says_at_which_step_it_was() -> None:
-    """The time line of a run is read by step."""
+@pytest.mark.parametrize(
+    ("ns", "step"),
+    # Twelve steps of 62 ns each: in the second case the fourth is running.
+    [(1_000_000_000, 12), (62 * 3 + 10, 3)],
+    ids=["after the last", "in the fourth"],
+)
+def test_an_event_is_exported_at_the_step_in_which_it_happened(ns: int, step: int) -> None:
+    """The time line of a run is read by step; the agent reads half a second later, when the run is a hundred steps further."""
     reading = Reading()
-    reading.clock.tick(s=1)
+    reading.clock.tick(ns)
     reading.queue.event("resumed", {"epoch": 3, "path": Hostile.__name__})
 
-    assert reading.read() == [
-        ("resumed", {c.STEP_NUMBER.name: 12, "epoch": 3, "path": "Hostile"}),
-    ]
-
-
-def test_an_event_is_exported_at_the_step_in_which_it_happened() -> None:
-    """The agent reads half a second later, when the run is a hundred steps further."""
-    reading = Reading()
-    reading.clock.tick(62 * 3 + 10)  # twelve steps of 62 ns each: the fourth is running
-    reading.queue.event("resumed", {})
-
-    assert reading.read() == [("resumed", {c.STEP_NUMBER.name: 3})]
+    assert reading.read() == [("resumed", {c.STEP_NUMBER.name: step, "epoch": 3, "path": "Hostile"})]
 
 
 def test_a_value_that_is_not_finite_is_an_event_of_the_kind_that_is_counted() -> None:

@@ -191,27 +191,19 @@ def test_a_process_that_died_before_its_first_edge_is_reported(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"OTELTRN1", b"OTELTRN1" + bytes(400_000), b"PK" * 200_000, None],
-    ids=["empty", "cut", "zeros", "foreign", "none"],
-)
-def test_what_is_no_flight_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    """The message must say which file and what is wrong."""
+    ("content", "said"),
+    [
+        *((content, r"flight\.bin") for content in (b"", b"OTELTRN1", b"OTELTRN1" + bytes(400_000), b"PK" * 200_000, None)),
+        (b"OTELTRN9" + bytes(400_000), "begins with b'OTELTRN9', expected b'OTELTRN1'; use the otel-train that wrote it"),
+    ],
+    ids=["empty", "cut", "zeros", "foreign", "none", "of another version"],
+)  # fmt: skip
+def test_what_is_no_flight_file_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+    """The message must say which file, what is wrong, and what reads it."""
     if content is not None:
         (tmp_path / "flight.bin").write_bytes(content)
 
-    with pytest.raises(RunDirectoryError, match=r"flight\.bin"):
-        read_postmortem(tmp_path)
-
-
-def test_a_flight_file_of_another_version_is_said_with_what_reads_it(tmp_path: Path) -> None:
-    """The message had neither what was found nor a remedy."""
-    (tmp_path / "flight.bin").write_bytes(b"OTELTRN9" + bytes(400_000))
-
-    with pytest.raises(
-        RunDirectoryError,
-        match=r"begins with b'OTELTRN9', expected b'OTELTRN1'; use the otel-train that wrote it",
-    ):
+    with pytest.raises(RunDirectoryError, match=said):
         read_postmortem(tmp_path)
 
 

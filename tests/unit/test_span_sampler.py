@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,14 +46,6 @@ class Loop:
         return [(step.number, step.reason) for step in kept]
 
 
-def test_the_first_steps_are_kept() -> None:
-    """Where a run goes wrong it mostly does so at once."""
-    loop = Loop(QUIET._replace(warmup_steps=3))
-
-    assert loop.run(1, 1) == [(1, "warmup"), (2, "warmup")]
-    assert loop.run(1, 1) == [(3, "warmup")]
-
-
 def test_nothing_is_slow_before_the_run_has_a_pace() -> None:
     """The first steps compile, cache and warm up: their median says nothing."""
     loop = Loop()
@@ -62,29 +55,24 @@ def test_nothing_is_slow_before_the_run_has_a_pace() -> None:
     assert loop.run(500) == []
 
 
-def test_a_step_slower_than_its_run_is_kept() -> None:
-    """The question "why was that one slow" needs the step, not an average."""
-    loop = Loop()
-    loop.run(*[10] * ENOUGH_STEPS)
+@pytest.mark.parametrize(("rules", "before_ms", "steps_ms", "kept"), [
+    # Where a run goes wrong it mostly does so at once.
+    pytest.param({"warmup_steps": 3}, [1, 1], [1, 1], [(3, "warmup")], id="the first ones"),
+    # The question "why was that one slow" needs the step, not an average.
+    pytest.param({}, [10] * ENOUGH_STEPS, [19.9, 20.1, 10], [(ENOUGH_STEPS + 2, "slow")], id="one slower than its run"),
+    # Batches of text differ in length: twice the median is nothing special. Median 10, deviation 5: the limit is 10 + 5 * 5.
+    pytest.param({}, [5, 15] * ENOUGH_STEPS, [34, 36], [(2 * ENOUGH_STEPS + 2, "slow")], id="where steps differ, one beyond noise"),
+    # A slow step means something beside an ordinary one.
+    pytest.param({"every_steps": 4}, [1], [1] * 8, [(4, "baseline"), (8, "baseline")], id="every nth one"),
+])  # fmt: skip
+def test_a_step_is_kept_that_answers_a_question(
+    rules: dict[str, int], before_ms: list[int], steps_ms: list[float], kept: list[tuple[int, str]]
+) -> None:
+    """The others are in the averages."""
+    loop = Loop(QUIET._replace(**rules))
+    loop.run(*before_ms)
 
-    assert loop.sampler.median_ns == 10 * NS_PER_MS
-    assert loop.run(19.9, 20.1, 10) == [(ENOUGH_STEPS + 2, "slow")]
-
-
-def test_where_steps_differ_a_slow_one_must_stand_out_of_the_noise() -> None:
-    """Batches of text differ in length: twice the median is nothing special there."""
-    loop = Loop()
-    loop.run(*[5, 15] * ENOUGH_STEPS)
-
-    # Median 10, deviation 5: the limit is 10 + 5 * 5.
-    assert loop.run(34, 36) == [(2 * ENOUGH_STEPS + 2, "slow")]
-
-
-def test_every_nth_step_is_kept_as_a_baseline() -> None:
-    """A slow step means something beside an ordinary one."""
-    loop = Loop(QUIET._replace(every_steps=4))
-
-    assert loop.run(*[1] * 9) == [(4, "baseline"), (8, "baseline")]
+    assert loop.run(*steps_ms) == kept
 
 
 def test_ranks_that_run_at_about_the_same_speed_keep_the_same_baselines() -> None:

@@ -165,49 +165,55 @@ def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
         read(tmp_path / "nowhere.json")
 
 
-def test_an_empty_list_of_events_is_a_trace_that_says_nothing(tmp_path: Path) -> None:
-    """A schedule that never became active writes such a file."""
-    trace = read(write(tmp_path / "t.json", {"schemaVersion": 1, "traceEvents": []}))
-
-    assert not len(trace.kind)
-    assert any("no events" in sentence for sentence in trace.missing)
-
-
-def test_a_file_that_grows_without_bounds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gzip bomb: 32 MB of events from 50 KB."""
-    bomb = zlib.compressobj(9, wbits=31)
-    event = json.dumps(EVENT).encode() + b","
-    path = tmp_path / "bomb.json.gz"
-    path.write_bytes(bomb.compress(b"[" + event * 400_000) + bomb.flush())
-
-    monkeypatch.setattr(reader, "EXPANSION", 10)
-    monkeypatch.setattr(reader, "FREE_BYTES", 1 << 20)
-
-    with pytest.raises(TraceError, match="unpack to more than"):
-        read(path)
-
-
-def test_a_file_of_brackets_is_refused_by_their_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("document", "events", "said"), [
+    # A schedule that never became active writes such a file.
+    pytest.param({"schemaVersion": 1, "traceEvents": []}, 0, "no events", id="an empty list of events"),
+    # The format may change under us; silence would look like certainty.
+    pytest.param({"schemaVersion": 9, "traceEvents": [EVENT]}, 1, "version 9", id="a version that is not known"),
+])  # fmt: skip
+def test_what_a_trace_cannot_say_is_said(
+    tmp_path: Path, document: dict[str, Any], events: int, said: str
 ) -> None:
-    """Each took three microseconds, and 13 MB of gzip unpack to an hour of them."""
-    path = tmp_path / "trace.json"
-    path.write_bytes(b'{"traceEvents": ' + b"[" * 2000)
+    """It is a trace all the same."""
+    trace = read(write(tmp_path / "t.json", document))
 
-    monkeypatch.setattr(reader, "DEEPEST", 1000)
-
-    with pytest.raises(TraceError, match="nested deeper than 1,000 levels"):
-        read(path)
+    assert len(trace.kind) == events
+    assert any(said in sentence for sentence in trace.missing)
 
 
-def test_text_without_the_end_of_an_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another bomb: one string that never ends must not be held as a whole."""
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(gzip.compress(b'[{"name": "' + b"a" * (8 << 20)))
+def bomb() -> bytes:
+    """32 MB of events in 50 KB."""
+    packed = zlib.compressobj(9, wbits=31)
+    return packed.compress(b"[" + (json.dumps(EVENT).encode() + b",") * 400_000) + packed.flush()
 
-    monkeypatch.setattr(reader, "LONGEST_BYTES", 4 << 20)
 
-    with pytest.raises(TraceError, match="no event ends within"):
+@pytest.mark.parametrize(("limits", "content", "said"), [
+    pytest.param({"EXPANSION": 10, "FREE_BYTES": 1 << 20}, bomb, "unpack to more than", id="it grows without bounds"),
+    # Each took three microseconds, and 13 MB of gzip unpack to an hour of them.
+    pytest.param({"DEEPEST": 1000}, lambda: b'{"traceEvents": ' + b"[" * 2000, "nested deeper than 1,000 levels",
+                 id="brackets alone"),
+    # One string that never ends must not be held as a whole.
+    pytest.param({"LONGEST_BYTES": 4 << 20}, lambda: gzip.compress(b'[{"name": "' + b"a" * (8 << 20)),
+                 "no event ends within", id="no event ends"),
+    # Each of its quotes was tried as the beginning of a text: 40 kB took 8 s, a megabyte hours.
+    pytest.param({}, lambda: b'{"traceEvents": [{"ph": "X", "name": "' + b'\\"' * 500_000,
+                 "it ends in the middle of an event", id="a text of quotes does not end"),
+])  # fmt: skip
+def test_a_file_that_would_take_too_much_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    limits: dict[str, int],
+    content: Callable[[], bytes],
+    said: str,
+) -> None:
+    """And says by which limit."""
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(content())
+    for name, limit in limits.items():
+        monkeypatch.setattr(reader, name, limit)
+
+    with pytest.raises(TraceError, match=said):
         read(path)
 
 
@@ -308,22 +314,6 @@ def test_shapes_are_read_on_demand(tmp_path: Path) -> None:
 
     assert [(row["shapes"], row["count"]) for row in found] == [("[[2, 3], []]", 2), ("[[4, 5], []]", 1)]
     assert found[0]["seconds"] == pytest.approx(8e-6)
-
-
-def test_versions_that_are_not_known_are_named(tmp_path: Path) -> None:
-    """The format may change under us; silence would look like certainty."""
-    trace = read(write(tmp_path / "t.json", {"schemaVersion": 9, "traceEvents": [EVENT]}))
-
-    assert any("version 9" in sentence for sentence in trace.missing)
-
-
-def test_a_text_without_an_end_is_scanned_once(tmp_path: Path) -> None:
-    """Each of its quotes was tried as the beginning of a text: 40 kB took 8 s, a megabyte hours."""
-    path = tmp_path / "trace.json"
-    path.write_bytes(b'{"traceEvents": [{"ph": "X", "name": "' + b'\\"' * 500_000)
-
-    with pytest.raises(TraceError, match="it ends in the middle of an event"):
-        read(path)
 
 
 def test_space_before_a_trace_is_not_kept(tmp_path: Path) -> None:
