@@ -393,14 +393,14 @@ def detect(
         or environ.get("WANDB_RUN_ID")
         or _job_id(environ, resource, place, process=process, scope=scope)
     )
-    run_id = _encodable(given or _made_run_id(environ, place, process, scope))
+    run_id = encodable(given or _made_run_id(environ, place, process, scope))
     return RunInfo(
         run_id=run_id,
-        run_name=_encodable(config.run_name) or run_id,
+        run_name=encodable(config.run_name) or run_id,
         attempt=config.attempt if config.attempt >= 0 else restarts(environ),
         **place._asdict(),
         # In a container the host's own name comes from the environment.
-        host=_encodable(resource.get("host.name", process.host)),
+        host=encodable(resource.get("host.name", process.host)),
         pid=process.pid,
         instance_id=instance_id(run_id, place.rank),
         started_unix_ns=process.now_unix_ns,
@@ -408,9 +408,9 @@ def detect(
     )
 
 
-def _encodable(text: str) -> str:
-    """Replaces bytes of a text of the environment that are no UTF-8, which no exporter can send."""
-    return text.encode(errors="backslashreplace").decode()
+def encodable(text: str) -> str:
+    """Returns a text in which bytes that are no UTF-8, as of a file name, read as their escapes: no exporter can send them."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _leads(config: Config, place: RankPlace) -> bool:

@@ -9,17 +9,18 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from benchmarks.scale.results import Counts, Sizes, sizes_of
-from otel_train.datamodel import NS_PER_S, system_clock
+from otel_train.datamodel import NS_PER_S, Snapshot, system_clock
 from otel_train.errors import StackError
-from otel_train.exporters.otlp_json import metrics_line, spans_line, with_resource
+from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from benchmarks.scale.rank import Reading
     from benchmarks.scale.ranks import Rank, SimulatedRanks
+    from otel_train.datamodel import AttributeValue
     from otel_train.exporters.otlp_settings import OtlpSettings
 
 SENDERS: Final = 8
@@ -188,7 +189,7 @@ class LoadGenerator:
         scene = self._scene_of(rank, final=turn.final)
         resource = self._simulated.resource(rank)
         if rank.profile.metrics and "metrics" in self._settings.targets:
-            line = with_resource(scene.metrics, resource).encode()
+            line = _with_resource(scene.metrics, resource).encode()
             answer = transport.send("metrics", line, limit_s)
             self.counts.metrics(rank.info.rank, scene.sizes, accepted=answer.accepted)
         before = self._sent_spans.get(rank.info.rank, 0)
@@ -214,5 +215,11 @@ class LoadGenerator:
             self._simulated.ranks[self._simulated.accounts[account].info.rank]
         )
         line = metrics_line(reading.snapshot, {})
-        sizes = sizes_of(reading.snapshot.families, len(with_resource(line, resource)))
+        sizes = sizes_of(reading.snapshot.families, len(_with_resource(line, resource)))
         return _Scene(reading, line, sizes)
+
+
+def _with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:
+    """Returns a line that was made with an empty resource, with another one."""
+    head, key, _ = metrics_line(Snapshot(0, 0, ()), resource).partition('"scopeMetrics"')
+    return head + key + line.partition(key)[2]

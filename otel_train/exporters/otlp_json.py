@@ -68,11 +68,6 @@ class OtlpLines:
         return line
 
 
-def with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:
-    """Returns a line that was made with an empty resource, with another one."""
-    return line.replace(_dump({"attributes": []}), _dump({"attributes": _attributes(resource)}), 1)
-
-
 def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue]) -> str:
     """Returns one ``ExportTraceServiceRequest`` on one line, without the newline."""
     return _envelope("spans", [_span(span) for span in spans], resource)

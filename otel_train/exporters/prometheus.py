@@ -25,6 +25,7 @@ from otel_train.catalog import Kind
 from otel_train.datamodel import NS_PER_S
 from otel_train.errors import ConfigError
 from otel_train.files import dump_json, replace_json
+from otel_train.resource import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -459,7 +460,7 @@ class RankPage:
         self._renew = renew
         self._shown_s = -math.inf
         self.take_capture: Take | None = None
-        self._labels = {name: _encodable(text) for name, text in constant_labels.items()}
+        self._labels = {name: encodable(text) for name, text in constant_labels.items()}
         self._target = target_labels({key: str(value) for key, value in resource.items()})
 
     def show(self, snapshot: Snapshot) -> None:
@@ -486,7 +487,7 @@ class RankPage:
         for point in family.points:
             labels = {
                 **self._labels,
-                **{label_name(key): _encodable(value) for key, value in point.attributes},
+                **{label_name(key): encodable(value) for key, value in point.attributes},
             }
             if metric.kind is Kind.HISTOGRAM:
                 _add_histogram(page, metric.bounds, point, labels)  # type: ignore[arg-type]  # the kind says which
@@ -523,14 +524,9 @@ class PageCollector:
             yield page
 
 
-def _encodable(text: str) -> str:
-    """Returns a text that can be encoded: bytes of a file name that are not UTF-8 read as their escapes."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
 def target_labels(resource: Mapping[str, str]) -> dict[str, str]:
     """Returns the labels of ``target_info``. Names that Prometheus reserves are left out: it refuses a page that has one."""
-    labels = {label_name(key): _encodable(text) for key, text in resource.items()}
+    labels = {label_name(key): encodable(text) for key, text in resource.items()}
     return {name: text for name, text in labels.items() if not name.startswith("__")}
 
 

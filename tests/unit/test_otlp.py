@@ -21,7 +21,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from otel_train.datamodel import Exemplar, HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.errors import ConfigError
 from otel_train.exporters.otel_providers import to_metrics_data, to_readable_span
-from otel_train.exporters.otlp_json import metrics_line, protobuf_of, records_in, spans_line, with_resource
+from otel_train.exporters.otlp_json import metrics_line, protobuf_of, records_in, spans_line
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from otel_train.resource import VERSION
 from tests.support.receiver import ids_in_base64
@@ -86,11 +86,6 @@ def test_records_are_counted_without_reading_a_request() -> None:
     points = sum(len(family.points) for family in snapshot().families)
     assert records_in(metrics_line(snapshot(), RESOURCE).encode()) == points
     assert records_in(spans_line(spans(), RESOURCE).encode()) == len(spans())
-
-
-def test_a_line_takes_another_resource() -> None:
-    """Simulated ranks that share metrics differ in nothing else."""
-    assert with_resource(metrics_line(snapshot(), {}), RESOURCE) == metrics_line(snapshot(), RESOURCE)
 
 
 numbers = st.floats(allow_nan=False)
