@@ -21,8 +21,14 @@ from otel_train.aggregation.counters import (
     Transfers,
     WorkBeside,
 )
-from otel_train.aggregation.epochs import EpochTracker
-from otel_train.aggregation.run_events import CaptureTotals, Checkpoints, EvalPasses, StallContext, Stalls
+from otel_train.aggregation.run_events import (
+    CaptureTotals,
+    Checkpoints,
+    EpochTracker,
+    EvalPasses,
+    StallContext,
+    Stalls,
+)
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.aggregation.spans import MOST_CHILDREN, SamplingRules, SpanBuilder, SpanSampler
 from otel_train.catalog import (
@@ -39,7 +45,7 @@ from otel_train.recording.events import END, OP_MASK, SOURCE_MASK, SOURCE_SHIFT,
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from otel_train.aggregation.epochs import EpochBoundary
+    from otel_train.aggregation.run_events import EpochBoundary
     from otel_train.aggregation.spans import Ids
     from otel_train.datamodel import Anchor, AttributeValue, Capture, Compile
     from otel_train.recording.events import Instrumented

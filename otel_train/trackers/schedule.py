@@ -15,7 +15,7 @@ from otel_train.trackers.metrics import FlatMetrics, left_out, without
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from otel_train.aggregation.epochs import EpochBoundary
+    from otel_train.aggregation.run_events import EpochBoundary
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
     from otel_train.trackers.metrics import EpochWindow, FlatRow
