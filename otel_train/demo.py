@@ -10,10 +10,10 @@ import argparse
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 import otel_train
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 CHARACTERS = 128  # ASCII; everything else becomes "?"
 CONTEXT = 64

@@ -10,13 +10,11 @@ import signal
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from otel_train.safety import frames, free_in_forks, on_main_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SIGTERM_WAIT_NS = 1_000_000_000
 """Where SIGTERM closes the session, the main thread must run Python again within this time. Batch systems give ten seconds or

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from otel_train.errors import require, shown, truth, wrong_argument
 from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.stages import Stage, StageRecorder, active_session, stage_name
 from otel_train.recording.events import WAIT, SourceKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def make_step(function: Callable[..., Any], *, name: str = "make_step", wait: bool = True) -> TimedFunction:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from otel_train.accounting.types import SourceTable
 from otel_train.catalog import OTHER_VALUE, PHASES, STAGES
 from otel_train.recording.events import Instrumented, SourceKind
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CHECKPOINT = "checkpoint"
 _STAGES, _LOADERS, _MODELS = 48, 96, 24

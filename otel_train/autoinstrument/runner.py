@@ -11,8 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from otel_train.agent.messages import FOLDER
 from otel_train.config.settings import settings_in
@@ -22,9 +23,6 @@ from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.files import absolute
 from otel_train.resource import LAUNCH_RUN, detect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 SITE: Final = Path(__file__).parent / "site"
 """Goes on PYTHONPATH; see ``otel_train/autoinstrument/site/sitecustomize.py``."""

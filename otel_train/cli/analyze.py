@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from otel_train.cli import print_json
 from otel_train.cli.arguments import add_run_dir, at_least, chosen_traces, read_all
@@ -14,9 +14,6 @@ from otel_train.profiler.storage import metadata_path, note_analysis
 from otel_train.safety import printable
 from otel_train.trace_analysis.events import shapes
 from otel_train.trace_analysis.summary import summarize_ranks
-
-if TYPE_CHECKING:
-    import argparse
 
 DESCRIPTION = "Analyze a profiler trace, or the newest capture of a run."
 EPILOG = """\

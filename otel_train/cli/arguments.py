@@ -8,11 +8,12 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
+from typing import Any, Final, TextIO, TypeVar
 
 from otel_train.cli import complain
 from otel_train.config.sources import resolve
@@ -23,9 +24,6 @@ from otel_train.files import mark_of, problem_of, rank_folders
 from otel_train.profiler.storage import OF_A_RANK, captures_of, taken_together
 from otel_train.safety import printable
 from otel_train.trace_analysis.events import Trace, read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
 
 Document = TypeVar("Document")
 Item = TypeVar("Item")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.cli import complain, print_json
 from otel_train.cli.arguments import (
@@ -19,9 +20,6 @@ from otel_train.cli.arguments import (
 from otel_train.compare import Side, compare, is_slower, side_of_run, side_of_trace
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, hang, pad, percent, right
 from otel_train.trace_analysis.summary import summarize
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 SLOWER = 1
 DESCRIPTION = "Compare two runs or two profiler traces."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -9,16 +10,13 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from otel_train.cli.arguments import amount, at_least
 from otel_train.errors import ConfigError, require
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 DESCRIPTION = "Train a small character transformer on text that comes with Python, with instrumentation."
 EPILOG = """\

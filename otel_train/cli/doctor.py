@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from otel_train.cli import print_json
 from otel_train.cli.arguments import amount
@@ -17,10 +18,6 @@ from otel_train.doctor import checks, end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, worst_state
 from otel_train.errors import ConfigError
 from otel_train.stack import configuration
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Mapping
 
 SCHEMA = "otel_train.doctor/1"
 DESCRIPTION = """\

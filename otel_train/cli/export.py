@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from otel_train.artifacts.writer import WrittenArtifacts, write
 from otel_train.cli import arguments, print_json
 from otel_train.console.text import TextLayout, plural
 from otel_train.safety import printable
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 DESCRIPTION = "Write the data of a run as files (artifacts). The run may be live, finished or killed."
 EPILOG = """\

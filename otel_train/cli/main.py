@@ -11,18 +11,16 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from otel_train.cli import complain
 from otel_train.config.validation import DEBUG_VARIABLE
 from otel_train.errors import OtelTrainError, near, shown
 from otel_train.safety import daemon_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COMMANDS = {
     "run": "run a training script with instrumentation, without a change to its code",

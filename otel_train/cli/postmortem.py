@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.catalog import STAGES
 from otel_train.cli import arguments, print_json
@@ -19,12 +21,7 @@ from otel_train.rundata.files import has_ended, whole
 from otel_train.rundata.flight import read_postmortem
 from otel_train.rundata.run import records_below
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Mapping, Sequence
-
-    Report = Mapping[str, Any]  # what read_postmortem returns
-
+Report = Mapping[str, Any]  # what read_postmortem returns
 
 DESCRIPTION = "Show the last steps of a run, and the stage and loader that each rank was in at the end."
 EPILOG = """\

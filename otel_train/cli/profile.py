@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.artifacts.writer import OPS, write
 from otel_train.cli import arguments, complain, print_json
@@ -25,10 +27,6 @@ from otel_train.resource import detect
 from otel_train.rundata.files import current_document, has_postmortem, summary_of
 from otel_train.rundata.live_view import state_of
 from otel_train.safety import printable, signal_name
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping
 
 DESCRIPTION = "Capture some steps of a live run with torch.profiler, or run a program with one capture."
 EPILOG = """\

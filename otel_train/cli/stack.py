@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from otel_train.errors import ConfigError, StackError
 from otel_train.stack import configuration
 from otel_train.stack.compose import PROFILES, READY_WITHIN_S, Compose
 from otel_train.stack.configuration import Ports, write_alertmanager
 from otel_train.stack.local import ORDER, LocalStack, last_lines, log_file
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 DESCRIPTION = """\
 Start, stop and show the back end for training runs: OpenTelemetry Collector, Prometheus with rules, Alertmanager, a

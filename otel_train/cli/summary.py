@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.cli import arguments, complain, print_json
 from otel_train.console.summary import activity_shares, render_run_summary, steps_per_second
@@ -18,10 +20,6 @@ from otel_train.rundata.files import current_document, has_postmortem
 from otel_train.rundata.live_view import state_of
 from otel_train.rundata.liveness import written_until
 from otel_train.rundata.run import is_of_earlier_attempt, read_summary
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 DESCRIPTION = "Print the run summary: a table of all ranks, then the summary of the lowest rank."
 EPILOG = """\

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.artifacts.validate import Fault, check_artifacts, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
@@ -23,11 +25,7 @@ from otel_train.rundata.run import read_run
 from otel_train.safety import printable
 from otel_train.ui.pages import report_page
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
-    Document = Mapping[str, Any]
+Document = Mapping[str, Any]
 
 DESCRIPTION = (
     "Check that the artifacts of a run, or the files of its run directory, are complete and consistent."

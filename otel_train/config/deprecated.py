@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from otel_train.config.validation import FORMER_VALUES, PREFIX, switch_of, text_of, variable_of, words_of
 from otel_train.errors import near
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.safety import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 RENAMED: Final = {
     "export_every_s": "export_interval_s",

@@ -6,10 +6,10 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from otel_train.config.settings import (
     CODE,
@@ -31,11 +31,8 @@ from otel_train.config.settings import (
 from otel_train.config.validation import FILE_VARIABLE, IgnoredSetting
 from otel_train.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    _Source = tuple[str, GivenSettings]
-    """A place, as messages name it, and what it says."""
+_Source = tuple[str, GivenSettings]
+"""A place, as messages name it, and what it says."""
 
 PROJECT, TABLE = "pyproject.toml", "otel_train"
 

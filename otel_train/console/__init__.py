@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import select
 import shutil
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterator, Mapping
+from typing import TextIO
 
 from otel_train.safety import PRINT_S, takes_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 COLUMNS_UNKNOWN = 100
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from otel_train.catalog import PHASES, STAGES
 from otel_train.console.text import (
@@ -30,12 +31,9 @@ from otel_train.console.text import (
     stage_place,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    Summary = Mapping[str, Any]  # JSON: rundata/summary.schema.json says what is in it
-    Row = Mapping[str, Any]
-    Group = tuple[str, str]
+Summary = Mapping[str, Any]  # JSON: rundata/summary.schema.json says what is in it
+Row = Mapping[str, Any]
+Group = tuple[str, str]
 
 
 _WIDEST_NAME = 20

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TextIO
 
 from otel_train.console import COLUMNS_UNKNOWN, terminal_of
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.safety import escaped, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 # --- numbers ---------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.console.text import (
     INDENT,
@@ -21,11 +22,8 @@ from otel_train.console.text import (
     right,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    Row = Mapping[str, Any]
-    Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize returns
+Row = Mapping[str, Any]
+Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize returns
 
 _COUNT, _VALUE, _SHARE, _BAR, _LABEL = 9, 10, 9, 14, 22
 _STYLES = {"critical": "red", "warning": "yellow", "info": "", "ok": "green"}

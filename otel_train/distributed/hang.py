@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from otel_train.console.text import stage_place
 from otel_train.distributed.rank_report import RankReport
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    PostmortemDocument = Mapping[str, Any]  # what ``rundata.flight.read_postmortem`` returns
+PostmortemDocument = Mapping[str, Any]  # what ``rundata.flight.read_postmortem`` returns
 
 
 _IN_A_ROUND: Final = ("optimizer", "data", "h2d", "forward", "backward")

@@ -7,17 +7,15 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from otel_train.errors import imported
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.resource import find_job
 from otel_train.safety import Guard, daemon_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 MOST_LOST = 3
 """Connections to the store that may be lost before the exchange stops."""

@@ -6,18 +6,16 @@ import enum
 import json
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import responses
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from otel_train.exporters.otlp_json import load_protobuf
 from otel_train.safety import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LONGEST_ASKED_S: Final = 600.0
 """Longest wait that a collector is granted."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from otel_train.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 OnWrong: TypeAlias = "Callable[[str, str, str], object]"
 

@@ -10,16 +10,14 @@ import shutil
 import socket
 import time
 import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from otel_train.config.validation import split_address
 from otel_train.errors import ConfigError, StackError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 MARK = "docker-compose.yml"
 

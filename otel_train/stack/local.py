@@ -7,19 +7,17 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from otel_train.errors import StackError
 from otel_train.stack import configuration, tls
 from otel_train.stack.configuration import COLLECTOR, HOST, Ports, render
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 ORDER = ("collector", "prometheus", "alertmanager", "jaeger")
 """Senders stop before receivers, so that none waits for a response."""

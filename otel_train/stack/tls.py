@@ -10,15 +10,12 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from otel_train.errors import StackError
 from otel_train.files import replace_text
 from otel_train.stack.configuration import HOST
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 FOLDER = "keys"
 TOKEN, AUTHORITY, CERTIFICATE, KEY, TRAINER = "token", "ca.crt", "server.crt", "server.key", "trainer.env"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.datamodel import Finding
 from otel_train.fast_classes import fast_dataclass
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize returns
+Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize returns
 
 
 HOURS_PER_DAY = 24

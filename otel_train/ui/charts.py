@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from otel_train.ui import escape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 WIDTH, HALF_WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860.0, 430.0, 220.0, 64.0, 24.0, 8.0
 COLORS = ("blue", "teal", "violet", "amber", "pink", "green", "brown", "gray")
