@@ -500,23 +500,15 @@ def _children(value: object) -> list[object]:
     return [each for each in inner if isinstance(each, (dict, list))]
 
 
-def _integer(text: str) -> int | None:
-    return int(text) if len(text) <= _MOST_DIGITS else None
-
-
 def _float(text: str) -> float | None:
     value = float(text)
     return value if value - value == 0 else None  # infinity less itself is not a number
 
 
-def _absent(_: str) -> None:
-    return None
-
-
 _decoder: Final = json.JSONDecoder(
     parse_float=cast("Callable[[str], float]", _float),
-    parse_int=cast("Callable[[str], int]", _integer),
-    parse_constant=_absent,
+    parse_int=cast("Callable[[str], int]", lambda text: int(text) if len(text) <= _MOST_DIGITS else None),
+    parse_constant=lambda _: None,
 )
 
 
@@ -661,7 +653,8 @@ class BoundedLines:
     def _rotate(self) -> None:
         old = predecessor(self.path)
         if old.exists():
-            self.dropped_lines += _count_lines(old)
+            with open_binary(old) as file:
+                self.dropped_lines += sum(chunk.count(b"\n") for chunk in _chunks(file))
         self.path.replace(old)
         self.close()
         self._open()
@@ -719,8 +712,3 @@ def _without_torn_line(fd: int) -> int:
     if end < size:
         os.ftruncate(fd, end)
     return end
-
-
-def _count_lines(path: Path) -> int:
-    with open_binary(path) as lines:
-        return sum(chunk.count(b"\n") for chunk in _chunks(lines))

@@ -330,13 +330,11 @@ def printable(value: object, *, most: int = MOST_CHARACTERS, lines: bool = False
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        letter if is_printable(letter) or (lines and letter == "\n") else escaped(letter) for letter in text
+        escaped(letter)
+        if unicodedata.category(letter) in _UNPRINTABLE and not (lines and letter == "\n")
+        else letter
+        for letter in text
     )
-
-
-def is_printable(letter: str) -> bool:
-    """Returns whether a character shows as itself and does nothing else."""
-    return unicodedata.category(letter) not in _UNPRINTABLE
 
 
 def escaped(letter: str) -> str:

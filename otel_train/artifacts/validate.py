@@ -296,8 +296,10 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
     for said in reader.warnings:
         if REMEDY not in said:  # a message about wrong values, which are listed by file
             yield Fault(folder.name, said)
+    # This run may have been allowed more than most are.
+    most_bytes = max(_MOST_LINES_BYTES, whole(settings.get("max_run_dir_bytes")) or 0)
     for name, schema in LINES.items():
-        yield from _lines(folder / name, schema, _most_bytes(settings))
+        yield from _lines(folder / name, schema, most_bytes)
     yield from _laws(summary, reader.summary)
     home = writer.artifact_folder(run, rank)
     if (home / SUMMARY).exists():
@@ -315,11 +317,6 @@ def _document(path: Path, schema: str, name: str) -> Iterator[Fault]:
     complete = not is_former(document)
     for said in wrong_values(current_document(document), schema, complete=complete):
         yield Fault(name, said)
-
-
-def _most_bytes(settings: Document) -> int:
-    """Returns the size up to which a file of lines is checked: a run may have been allowed more than most are."""
-    return max(_MOST_LINES_BYTES, whole(settings.get("max_run_dir_bytes")) or 0)
 
 
 def _lines(path: Path, schema: str, most_bytes: int) -> Iterator[Fault]:

@@ -214,10 +214,12 @@ class NamedNumbers(ValueRule):
     def converted(self, value: object) -> object:
         """Returns the text for a dict; of text the parts that are not left at their default, in order."""
         if isinstance(value, Mapping):
-            pairs = [(name, each) for name, given in value.items() for each in _listed(given)]
+            pairs = [(name, each) for name, listed in value.items() for each in _listed(listed)]
             value = ",".join(f"{name}={each}" for name, each in pairs)
         if isinstance(value, str) and not self.broken(value):
-            return parts_text(read_parts(self.kind, value))
+            parts = read_parts(self.kind, value)
+            given = [(name, each) for name in self.defaults for each in _listed(getattr(parts, name))]
+            return ",".join(f"{name}={each}" for name, each in given if each != self.defaults[name])
         return value
 
     def broken(self, value: str) -> str:
@@ -250,13 +252,6 @@ def read_parts(kind: type[T], text: str) -> T:
         value = _number_like(defaults[name], number)
         values[name] = (*values.get(name, ()), value) if isinstance(defaults[name], tuple) else value
     return kind(**values)
-
-
-def parts_text(parts: tuple[Any, ...]) -> str:
-    """Returns what ``read_parts`` makes ``parts`` of: those that differ from their default."""
-    defaults: dict[str, Any] = parts._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
-    pairs = [(name, each) for name in defaults for each in _listed(getattr(parts, name))]
-    return ",".join(f"{name}={each}" for name, each in pairs if each != defaults[name])
 
 
 def _number_like(default: object, text: str) -> float:

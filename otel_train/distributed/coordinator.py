@@ -292,7 +292,11 @@ class RankMonitor:
         }
         self._excess = _with_vanished(self._excess, excess, MOST_SHOWN)
         self.suspects = self._suspects(heard, silent)[:MOST_NAMED]
-        self.longest_stall = max(self.suspects, self.longest_stall, key=_quiet_s)
+        self.longest_stall = max(
+            self.suspects,
+            self.longest_stall,
+            key=lambda named: max((each.quiet_s for each in named), default=0.0),
+        )
         stuck = {
             (str(one.rank), one.host, _stage_label(one.stage)): one.quiet_s
             for one in self.suspects[:MOST_STUCK]
@@ -401,10 +405,6 @@ class RankMonitor:
     def _silent_s(self, after_s: float) -> dict[int, float]:
         ages = {rank: self._now_s - self._heard_s[rank] for rank in self._known}
         return {rank: age for rank, age in ages.items() if age > after_s}
-
-
-def _quiet_s(suspects: list[HangSuspect]) -> float:
-    return max((suspect.quiet_s for suspect in suspects), default=0.0)
 
 
 def _with_vanished(before: _ByRank, now: _ByRank, most: int) -> _ByRank:

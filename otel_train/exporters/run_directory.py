@@ -299,7 +299,7 @@ def find_run(run: str | Path | None, root: Path) -> Path:
     if run is None:
         runs = [root / name for name in folders_in(root) if mark_of(root / name / RUN_FILE) is not None]
         if runs:
-            return max(runs, key=_last_change_ns)
+            return max(runs, key=lambda home: max(map(changed_ns, (home, *rank_folders(home).values()))))
         raise RunDirectoryError(
             f"No run below {root}. Give a run directory, or name the folder of your runs with --run-dir or OTEL_TRAIN_RUN_DIR."
         )
@@ -327,10 +327,6 @@ def state_in_summary(rank_dir: Path) -> str:
         return str(read_json(rank_dir / SUMMARY_FILE).get("state") or "")
     except RunDirectoryError:
         return ""
-
-
-def _last_change_ns(run: Path) -> int:
-    return max(changed_ns(path) for path in (run, *rank_folders(run).values()))
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Capture
     from otel_train.profiler.controller import TrainingState
     from otel_train.profiler.flops import FlopCount
-    from otel_train.recording.events import LoopState
     from otel_train.resource import RunInfo
 
 _log = logging.getLogger("otel_train")
@@ -132,7 +131,8 @@ class CaptureEndpoint:
             loop = self._training.loop
             if not loop.median_ns:
                 return 409, {"error": TOO_EARLY}
-            request = request._replace(at_step=_common_step(request, loop))
+            ahead = max(MARGIN_STEPS, int(MARGIN_S * NS_PER_S / loop.median_ns))
+            request = request._replace(at_step=loop.step + request.warmup + ahead)
         passed_on = {
             "steps": request.steps, "warmup": request.warmup, "at_step": request.at_step, "reason": request.reason,
             "pinned": request.pinned, **request.options._asdict(),
@@ -161,11 +161,6 @@ class CaptureEndpoint:
         self._requests.done()
         if refusal:
             _log.warning("%s: %s", requests.REQUEST_FILE, document if isinstance(document, str) else refusal)
-
-
-def _common_step(request: CaptureRequest, loop: LoopState) -> int:
-    ahead = int(MARGIN_S * NS_PER_S / loop.median_ns)
-    return loop.step + request.warmup + max(MARGIN_STEPS, ahead)
 
 
 class EpochCaptures:
