@@ -172,10 +172,7 @@ class TraceFileReader:
     """
 
     def __init__(
-        self,
-        path: Path,
-        decode: Callable[[bytes], Any],
-        progress: Callable[[int, int], None] | None = None,
+        self, path: Path, decode: Callable[[bytes], Any], progress: Callable[[int, int], None] | None = None
     ) -> None:
         self.about: dict[str, Any] = {}  # other keys of the document, such as ``distributedInfo``
         self.broken = ""  # why events are missing at the end

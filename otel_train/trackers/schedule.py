@@ -133,13 +133,7 @@ class RowScheduler:
     """Builds rows from closed steps on the export loop's thread and passes them to the trackers, on rank 0."""
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        trackers: _Trackers,
-        run: RunState,
-        epochs: EpochWindow,
-        first: bool,
+        self, config: Config, *, trackers: _Trackers, run: RunState, epochs: EpochWindow, first: bool
     ) -> None:
         self._trackers = trackers
         self._guard = Guard("tracker metrics")
