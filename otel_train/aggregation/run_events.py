@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Capture
 
 
-class CheckpointSave(NamedTuple):
-    """One checkpoint: its interval, and whether it failed."""
-
-    within_ns: tuple[int, int]
-    failed: bool
-
-
 class Checkpoints:
     """Counts checkpoints. ``last_ns`` and ``interval_s`` are of successful ones; 0 while there is none.
 
@@ -46,13 +39,15 @@ class Checkpoints:
 
     def take(
         self, ended: StageCalls, kinds: np.ndarray, step_at: Callable[[int], int]
-    ) -> Iterator[CheckpointSave]:
-        """Counts and yields the checkpoints among ended calls. ``step_at`` returns the number of the step at an instant."""
+    ) -> Iterator[tuple[tuple[int, int], bool]]:
+        """Counts the checkpoints among ended calls, and yields the interval of each, and whether it failed.
+
+        ``step_at`` returns the number of the step at an instant.
+        """
         for place in np.flatnonzero(kinds[ended.source] == SourceKind.CHECKPOINT).tolist():
             begun, lasted = int(ended.started_ns[place]), int(ended.inclusive_ns[place])
-            saved = CheckpointSave((begun, begun + lasted), bool(ended.failed[place]))
             self.durations.add([0], [lasted])
-            if saved.failed:
+            if ended.failed[place]:
                 self.failures += 1
             else:
                 before, self.last_ns = self.last_ns, begun + lasted
@@ -61,7 +56,7 @@ class Checkpoints:
                     self._intervals_s.append((self.last_ns - before) / NS_PER_S)
                     self.interval_s = max(self._intervals_s)
                 self._step = step
-            yield saved
+            yield (begun, begun + lasted), bool(ended.failed[place])
 
 
 MEDIAN_STEPS = 20

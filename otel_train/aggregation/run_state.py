@@ -542,8 +542,8 @@ class RunState:
             self.device.add_calls(closed.occurrences, thread.account.final_ns)
         self.loader_errors.update(self.names.sources[loader].name for loader in closed.failed_asks.flat)
         self._take_steps(thread, closed)
-        for saved in self.checkpoints.take(closed.occurrences, self.names.kinds, self._step_at):
-            self.spans.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
+        for within_ns, failed in self.checkpoints.take(closed.occurrences, self.names.kinds, self._step_at):
+            self.spans.checkpoint(within_ns, self.step_number, failed=failed)
         self._take_endings(closed)
 
     def _take_endings(self, closed: ClosedSteps) -> None:

@@ -14,7 +14,7 @@ from otel_train.console.summary import activity_shares, render_run_summary, step
 from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pad, percent, right, rounded
 from otel_train.datamodel import CAPTURES_FOLDER, RUN_FILE, SUMMARY_FILE
 from otel_train.exporters.spool import requests_left
-from otel_train.files import JsonFileCache, rank_folders
+from otel_train.files import JsonFileCache
 from otel_train.profiler.storage import finding_summary, metadata_path, read_metadata
 from otel_train.rundata.files import current_document, has_postmortem
 from otel_train.rundata.live_view import state_of
@@ -68,9 +68,7 @@ def run(args: argparse.Namespace) -> int:
             summaries[number] = {**summary, "state": state_of(folder, summary, about, now_s)[0].word}
     if len(summaries) > 1:
         print(rank_table(page, summaries))
-    left = requests_left(rank_folders(run_directory).values())
-    undelivered = {**left._asdict(), "run": str(run_directory)}
-    print(render_run_summary(page, {**summaries[0], "undelivered": undelivered}), end="")
+    print(render_run_summary(page, {**summaries[0], "undelivered": requests_left(run_directory)}), end="")
     if written_s is not None:
         gone = ", and its process is gone" if summaries[0]["state"] == "gone" else ""
         more = " 'otel-train postmortem' has the last steps." if has_postmortem(run_directory) else ""

@@ -172,8 +172,7 @@ def _newest(root: Path) -> list[Path]:
 
 def _spools(paths: Iterable[Path]) -> Iterator[CheckResult]:
     for run in (path.parent for path in paths):
-        left = requests_left(rank_folders(run).values())
-        facts, command = undelivered({**left._asdict(), "run": str(run)}) or ("", "")
+        facts, command = undelivered(requests_left(run)) or ("", "")
         if facts:
             yield CheckResult(WARNING, f"{run}: {facts}", f"{command} sends them to the Collector")
 

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from contextlib import contextmanager, suppress
 from itertools import product
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.exporters.otlp_json import records_in
 from otel_train.files import (
@@ -30,13 +30,14 @@ from otel_train.files import (
     open_to_write,
     parse_json,
     predecessor,
+    rank_folders,
     replace_text,
     skip_line,
 )
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from otel_train.exporters.otlp_response import ExportResponse
@@ -540,23 +541,19 @@ def _keep(path: Path, stored: list[str]) -> None:
             path.parent.rmdir()
 
 
-class RequestsLeft(NamedTuple):
-    """Requests of a rank or a run that the Collector has not accepted; ``otel-train replay`` sends them."""
+def requests_left(run: Path) -> dict[str, Any]:
+    """Counts what the Collector has not accepted of a run, for ``console.summary.undelivered``.
 
-    waiting: int
-    rejected: int
-
-
-def requests_left(ranks: Iterable[Path]) -> RequestsLeft:
-    """Counts what the spools of ranks hold, of all signals. What cannot be read is not counted, and nothing is locked."""
+    What cannot be read is not counted, and nothing is locked.
+    """
     waiting = rejected = 0
-    for rank, signal in product(ranks, NAMES):
+    for rank, signal in product(rank_folders(run).values(), NAMES):
         queue = SpoolQueue(rank, signal)
         waiting += sum(1 for _ in queue.waiting())
         if queue.rejected_file is not None:
             with suppress(OSError):
                 rejected += len(rejected_in(queue.rejected_file))
-    return RequestsLeft(waiting, rejected)
+    return {"waiting": waiting, "rejected": rejected, "run": str(run)}
 
 
 def _rejected_line(reason: str, request: bytes) -> str:

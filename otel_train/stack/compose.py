@@ -65,28 +65,26 @@ class Compose:
     def health_urls(self) -> dict[str, str]:
         """Returns of each part the address that answers when it is well."""
         settings, ports = self._settings()
-        found = {
+        return {
             "prometheus": f"http://{HOST}:{ports.prometheus}/-/ready",
             "alertmanager": f"http://{HOST}:{ports.alertmanager}/-/ready",
             "collector": f"http://{HOST}:{ports.collector_health}/",
             "grafana": f"http://{HOST}:{settings['GRAFANA_PORT']}/api/health",
+            **({"jaeger": f"http://{HOST}:{ports.jaeger}/"} if settings["TRACES"] == "jaeger" else {}),
         }
-        return found | (
-            {"jaeger": f"http://{HOST}:{ports.jaeger}/"} if settings["TRACES"] == "jaeger" else {}
-        )
 
     def addresses(self) -> dict[str, str]:
         """Returns what to open, and where to send."""
         settings, ports = self._settings()
-        found = {
+        return {
             "open Grafana": f"http://{HOST}:{settings['GRAFANA_PORT']} (user admin; password: see below)",
             "Prometheus": f"http://{HOST}:{ports.prometheus}",
             "Alertmanager": f"http://{HOST}:{ports.alertmanager}",
             "send OTLP to": f"{'https' if self._secure else 'http'}://{HOST}:{ports.otlp_http}",
             **({"before that": tls.how_to_use(self._secure)} if self._secure else {}),
             "password": f"{' '.join(self._command)} -p otel-train exec grafana cat /run/stack-secrets/grafana_admin",
+            **({"Jaeger": f"http://{HOST}:{ports.jaeger}"} if settings["TRACES"] == "jaeger" else {}),
         }
-        return found | ({"Jaeger": f"http://{HOST}:{ports.jaeger}"} if settings["TRACES"] == "jaeger" else {})
 
     def _settings(self) -> tuple[dict[str, str], Ports]:
         settings = configuration.settings(self._environ)

@@ -98,7 +98,6 @@ def waits_for_host(document: Document) -> TraceFinding | None:
         where=_gaps(document, "host"),
         advice="Move logging, metrics and checks out of the step; torch.compile(model) takes Python out of it. "
         "with_stack=True in a capture shows which lines run.",
-        confidence="medium",
     )
 
 
@@ -194,7 +193,6 @@ def steps_slowly(document: Document) -> TraceFinding | None:
         share=row["share"] / 2,
         evidence={"optimizer_share": row["share"], "updates": row["count"] or 0},
         advice="torch.optim.AdamW(..., fused=True), or foreach=True where there is no fused one.",
-        confidence="medium",
         phase="train",
     )
 
@@ -211,7 +209,6 @@ def one_op_weighs(document: Document) -> TraceFinding | None:
         evidence={"op_share": top["share"], "op_seconds": top["seconds"], "steps_seconds": steps_s},
         where=(top["name"],),
         advice=_op_advice(top["name"]),
-        confidence="medium",
         severity="info",
     )
 
@@ -228,7 +225,6 @@ def memory_grows(document: Document) -> TraceFinding | None:
                 evidence={"bytes_per_step": per_step, "steps": len(left)},
                 advice="Keep loss.item() or loss.detach(), not loss, in lists and running sums: a tensor with a graph "
                 "keeps every activation. torch.cuda.memory._record_memory_history() shows who allocates.",
-                confidence="medium",
             )
     return None
 
