@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from itertools import groupby
 from typing import Any
 
@@ -141,8 +140,8 @@ def _facts(page: TextLayout, report: Report) -> list[str]:
     facts = [
         f"pid {known(report.get('pid'))}",
         f"attempt {known(report.get('attempt'))}",
-        f"started {_instant(report.get('started_unix_s'))}",
-        f"last edge {_instant(report.get('last_edge_unix_s'))}",
+        f"started {text.instant(report.get('started_unix_s'))}",
+        f"last edge {text.instant(report.get('last_edge_unix_s'))}",
         f"{plural(report.get('steps_in_file'), 'step')} on file",
         plural(report.get("edges_in_file"), "edge"),
     ]
@@ -197,10 +196,10 @@ def _threads(page: TextLayout, threads: Sequence[Report]) -> Iterable[str]:
         return
     yield page.line("threads", "bold")
     for thread in threads:
-        inside = " > ".join(_stage_name(page, stage) for stage in thread.get("open") or ())
+        inside = " > ".join(page.safe(stage["stage"]) for stage in thread.get("open") or ())
         name = pad(page.safe(known(thread.get("name"))), _NAME_COLUMNS)
         edges = right(plural(thread.get("edges"), "edge"), 16)
-        last = _instant(thread.get("last_edge_unix_s"), "%H:%M:%S")
+        last = text.instant(thread.get("last_edge_unix_s"), "%H:%M:%S")
         line = f"{name}{edges}  last {last}  {f'in {inside}' if inside else 'nothing open'}"
         yield INDENT + cut(line, page.columns - len(INDENT))
     yield ""
@@ -215,14 +214,6 @@ def _captures(page: TextLayout, records: Sequence[Report]) -> Iterable[str]:
             for line in page.prose(str(said), indent=len(INDENT)) if said else ():
                 yield INDENT + line
         yield ""
-
-
-def _stage_name(page: TextLayout, stage: object) -> str:
-    return page.safe(stage.get("stage") if isinstance(stage, dict) else stage)
-
-
-def _instant(unix_s: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
-    return ABSENT if unix_s is None else f"{datetime.fromtimestamp(unix_s, timezone.utc):{form}}"
 
 
 _RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
@@ -301,7 +292,7 @@ def _silent_since(suspects: Sequence[HangSuspect], where: str, last_sign_unix_s:
     gone = "these hosts or containers are" if len(hosts) > 1 else "that host or container is"
     at = f"Rank {suspects[0].rank}" if several else "It"
     return (
-        f"{who} since {_instant(last_sign_unix_s, '%H:%M:%S UTC')}, and the others went no further: {gone} gone, or cut off "
+        f"{who} since {text.instant(last_sign_unix_s, '%H:%M:%S UTC')}, and the others went no further: {gone} gone, or cut off "
         f"from the run directory. {at} was {where}."
     )
 

@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +15,7 @@ from urllib.parse import quote
 from otel_train import catalog as c
 from otel_train.cli import complain
 from otel_train.cli.arguments import FormerOption, add_run_dir, amount, chosen_run
+from otel_train.console.text import instant
 from otel_train.doctor import checks
 from otel_train.doctor.end_to_end import PROMETHEUS, usual_places
 from otel_train.errors import ConfigError, RunDirectoryError, StackError
@@ -179,16 +179,12 @@ def _say_compared(run_directory: Path, ranks: list[RankExports], url: str) -> in
     for rank in ranks:
         if rank.missing:
             name, count = rank.labels.get("train_rank", "?"), f"{len(rank.missing)} of {len(rank.places)}"
-            between = f"between {_when(min(rank.missing))} and {_when(max(rank.missing))}"
+            between = f"between {instant(min(rank.missing) / 1000)} and {instant(max(rank.missing) / 1000)}"
             complain(f"rank {name}: {count} are missing, {between}")
     why = Counter(rank.places[each] for rank in ranks for each in rank.missing)
     for place, number in why.most_common():
         complain(f"{number} {_WHY[place]}.")
     return 1 if missing else 0
-
-
-def _when(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 _REQUEST_TIMEOUT_S = 10.0

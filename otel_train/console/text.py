@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import TextIO
 
 from otel_train.console import COLUMNS_UNKNOWN, terminal_of
@@ -90,6 +91,11 @@ def stage_place(stage: str, loader: str = "", *, after: str = "", quote: str = "
 def rate(number: float | None, seconds: float | None) -> float | None:
     """Returns so many per second; None where either is unknown or no time has passed."""
     return None if number is None or not seconds else number / seconds
+
+
+def instant(unix_s: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    """Returns a time in UTC."""
+    return ABSENT if unix_s is None else f"{datetime.fromtimestamp(unix_s, timezone.utc):{form}}"
 
 
 def known(value: object) -> object:

@@ -125,19 +125,10 @@ def rank_report(
 
 def encode(report: RankReport) -> str:
     """Returns the report as at most ``MOST_CHARS`` ASCII characters."""
-    names = (
-        report.host,
-        report.stage,
-        report.loader,
-        report.after,
-        report.within,
-        report.doing,
-        report.barrier,
-    )
     words = [
         VERSION,
         report.rank,
-        *map(_short, names),
+        *map(_short, (report.host, report.stage, report.loader, report.after, report.within, report.doing, report.barrier)),
         report.sequence, report.steps, report.step, int(report.stalled), int(report.over), report.every,
         round(report.quiet_s, 3), round(report.away_s, 6),
         [round(report.stages.get(stage, 0.0), 6) for stage in (*STAGES, NAMED)],
@@ -166,12 +157,8 @@ def decode(text: str) -> RankReport:
         numbers = dict(zip((*STAGES, NAMED), map(float, stages), strict=True))
         on_device = dict(zip(ON_DEVICE, map(float, device), strict=True)) if device else {}
         counts = dict(zip(RANK_EVENT.values, map(int, events), strict=True))
-        if not all(
-            map(
-                math.isfinite,
-                (*numbers.values(), *on_device.values(), *map(float, (quiet_s, away_s, patience_s))),
-            )
-        ):
+        times = *numbers.values(), *on_device.values(), *map(float, (quiet_s, away_s, patience_s))
+        if not all(map(math.isfinite, times)):
             raise ValueError("a time is no number")
         return RankReport(
             int(rank), str(host), int(sequence), int(steps), int(step), str(stage), str(loader), str(after),

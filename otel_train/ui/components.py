@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime, timezone
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from otel_train.console.text import ABSENT, duration, percent
+from otel_train.console.text import ABSENT, duration, instant, percent
 from otel_train.datamodel import RANGE_PREFIX
 from otel_train.rundata.files import FOREIGN
 from otel_train.ui import escape
@@ -113,7 +112,7 @@ def moment(unix_s: float | None) -> str:
     """Returns an instant, which the page shows in the reader's own time zone and as an age."""
     if unix_s is None or not 0 < unix_s < _LATEST_UNIX_S:
         return ABSENT
-    return f'<time data-at="{unix_s:.3f}">{datetime.fromtimestamp(unix_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC</time>'
+    return f'<time data-at="{unix_s:.3f}">{instant(unix_s)}</time>'
 
 
 def address(run: str, **query: object) -> str:
