@@ -11,7 +11,7 @@ from otel_train.accounting.types import TRAIN, Activity, StepSource
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
-from otel_train.bottleneck.rules import MODEL_SHARE, findings, model_stages
+from otel_train.bottleneck.rules import MODEL_SHARE, RuleInput, findings, model_stages
 from otel_train.catalog import ACTIVITIES, PHASES
 from otel_train.console.text import plural
 from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, system_clock
@@ -49,10 +49,10 @@ def summary_values(
     known = throughputs(totals, loaders, _processors())
     compiled = _compiled(totals)
     after = _other_after(totals)
-    found = findings(
-        rows, steps=steps.get("train", 0), activities=activities, loaders=known, pace=totals.pace,
-        compiled=compiled, gaps=gaps, other_after=after, cpu_wait_s=(totals.cpu_wait_ns or 0) / NS_PER_S
-    )  # fmt: skip
+    cpu_wait_s = (totals.cpu_wait_ns or 0) / NS_PER_S
+    run = RuleInput(
+        rows, steps.get("train", 0), activities, known, totals.pace, compiled, gaps, after, cpu_wait_s
+    )
     return {
         "wall_seconds": wall_s,
         "step_source": "none" if source is StepSource.UNDECIDED else source.name.lower(),
@@ -72,7 +72,7 @@ def summary_values(
         "activities": activities,
         **_rule_inputs(rows, compiled, totals, after),
         "checkpoints": _checkpoints(rows),
-        "findings": [asdict(finding) for finding in found],
+        "findings": [asdict(finding) for finding in findings(run)],
     }
 
 

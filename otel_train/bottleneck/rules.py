@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregation.series_names import CHECKPOINT
@@ -68,23 +67,21 @@ _MODEL_STAGES = ("forward", "backward", "optimizer")
 _STEP_STAGES = ("optimizer", "make_step")
 """Stages that count steps. If one cannot be instrumented and no step is counted, none will be."""
 _UNKNOWN = LoaderThroughput()
-_NOT_TAKEN = Pace()
-_NOTHING_COMPILED = Compiled()
 
 
 class RuleInput(NamedTuple):
-    """Input of the rules. All values are keys of ``summary.json`` or derived from them."""
+    """What is known of a run or a window of it. All values are keys of ``summary.json`` or derived from them."""
 
-    rows: Sequence[StageTotals]
-    training: Sequence[StageTotals]  # the rows of phase train; they sum to the training time
+    rows: Sequence[StageTotals]  # the stage table
     steps: int  # of training
     activities: Mapping[str, float]  # seconds; they sum to the wall time
     loaders: Mapping[str, LoaderThroughput]
-    pace: Pace
-    compiled: Compiled
-    gaps: Sequence[Mapping[str, str]]  # ``what``, ``name``, ``reason``
-    other_after: Mapping[str, float]  # seconds of training in no stage, by the stage before them
+    pace: Pace = Pace()
+    compiled: Compiled = Compiled()
+    gaps: Sequence[Mapping[str, str]] = ()  # ``what``, ``name``, ``reason``
+    other_after: Mapping[str, float] = {}  # seconds of training in no stage, by the stage before them
     cpu_wait_s: float = 0.0  # the main thread was ready to run and waited for a processor
+    training: Sequence[StageTotals] = ()  # the rows of phase train, which ``findings`` selects
 
     @property
     def total_s(self) -> float:
@@ -198,27 +195,10 @@ class Rule(NamedTuple):
     find: _Find
 
 
-def findings(  # noqa: PLR0913 - all but one by keyword
-    stages: Sequence[StageTotals],
-    *,
-    steps: int,
-    activities: Mapping[str, float],
-    loaders: Mapping[str, LoaderThroughput],
-    pace: Pace = _NOT_TAKEN,
-    compiled: Compiled = _NOTHING_COMPILED,
-    gaps: Sequence[Mapping[str, str]] = (),
-    other_after: Mapping[str, float] = MappingProxyType({}),
-    cpu_wait_s: float = 0.0,
-) -> list[Finding]:
-    """Returns the findings about a run or a window of it: at least one; the first is the main one.
-
-    Arguments are as the fields of ``RuleInput``; ``stages`` is the stage table.
-    """
-    training = [row for row in stages if row.key.phase == "train"]
-    loaders = with_costs_of_passes(loaders, training)
-    run = RuleInput(
-        stages, training, steps, activities, loaders, pace, compiled, gaps, other_after, cpu_wait_s
-    )
+def findings(run: RuleInput) -> list[Finding]:
+    """Returns the findings: at least one; the first is the main one."""
+    training = [row for row in run.rows if row.key.phase == "train"]
+    run = run._replace(training=training, loaders=with_costs_of_passes(run.loaders, training))
     if _evaluates_alone(run):
         return _apply(run, RUN_RULES)
     early = _too_early(run)

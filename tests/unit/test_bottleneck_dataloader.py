@@ -17,7 +17,7 @@ from otel_train.bottleneck.dataloader import (
     throughputs,
     workers_needed,
 )
-from otel_train.bottleneck.rules import findings
+from otel_train.bottleneck.rules import RuleInput, findings
 from otel_train.datamodel import Finding
 from otel_train.recording.events import Ending
 from tests.support.edges import Tape
@@ -109,7 +109,7 @@ def judged(
         StageTotals(Key("data", "code", "train", ""), BATCHES, 0, wait_s, wait_s, None, None, called_s),
         StageTotals(Key("forward", "code", "train", "m"), BATCHES, 0, ask_s * BATCHES, ask_s * BATCHES, None),
     ]
-    return findings(rows, steps=steps, activities={"productive": 1.0}, loaders={"code": throughput})
+    return findings(RuleInput(rows, steps, {"productive": 1.0}, {"code": throughput}))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from otel_train.aggregation.counters import Recompiled, StageTotals
 from otel_train.aggregation.series_names import Key
 from otel_train.bottleneck.device import Compiled, dispatch_bound, recompiling
-from otel_train.bottleneck.rules import findings
+from otel_train.bottleneck.rules import RuleInput, findings
 from otel_train.datamodel import Finding
 from otel_train.recording.events import WAIT
 
@@ -23,7 +23,7 @@ def row(
 
 def findings_of(*rows: StageTotals, compiled: Compiled = JAX, compile_s: float = 0.0) -> list[Finding]:
     activities = {"productive": 10.0 - compile_s, "compile": compile_s}
-    return findings(rows, steps=100, activities=activities, loaders={}, compiled=compiled)
+    return findings(RuleInput(rows, 100, activities, {}, compiled=compiled))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from otel_train.bottleneck.rules import (
     MIN_STEPS,
     SIDE_RULES,
     WARNING_SHARE,
+    RuleInput,
     findings,
 )
 from otel_train.datamodel import Finding, Pace
@@ -39,9 +40,8 @@ def findings_of(
 ) -> list[Finding]:
     """Of a run of 100 s in which nothing else is known."""
     loaders = {name: LoaderThroughput(number) for name, number in (workers or {}).items()}
-    return findings(
-        rows, **{"steps": steps, "activities": {"productive": 100.0}, "loaders": loaders, **known}
-    )
+    facts = {"steps": steps, "activities": {"productive": 100.0}, "loaders": loaders, **known}
+    return findings(RuleInput(rows, **facts))
 
 
 def names_of(*rows: StageTotals, **known: Any) -> list[str]:
@@ -412,10 +412,8 @@ def test_a_finding_is_never_missing_and_its_shares_are_shares(
     rows: list[tuple[str, float, str]], steps: int, evaluating_s: float
 ) -> None:
     """Whatever the metrics: one finding or more, shares within 0 and 1, advice that is not empty."""
-    found = findings(
-        [stage(name, self_s, loader) for name, self_s, loader in rows],
-        steps=steps, activities={"productive": 1.0, "eval": evaluating_s}, loaders={},
-    )  # fmt: skip
+    table = [stage(name, self_s, loader) for name, self_s, loader in rows]
+    found = findings(RuleInput(table, steps, {"productive": 1.0, "eval": evaluating_s}, {}))
 
     assert found
     assert all(0 <= finding.share <= 1 for finding in found)
@@ -442,7 +440,7 @@ def test_the_numbers_beside_a_finding_follow_from_the_table(
         "data_wait_seconds": loaded_s, "wall_seconds": 1.0 + sum(activities.values()),
         **{f"{name}_seconds": seconds for name, seconds in activities.items()},
     }  # fmt: skip
-    found = findings(rows, steps=100, activities={"productive": 1.0, **activities}, loaders={})
+    found = findings(RuleInput(rows, 100, {"productive": 1.0, **activities}, {}))
 
     for finding in found:
         known = finding.evidence.keys() & expected.keys()

@@ -13,7 +13,7 @@ from otel_train.aggregation.counters import MOST_HELD, DeviceAccount, DeviceTota
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.series_names import Key, SeriesNames
-from otel_train.bottleneck.rules import findings
+from otel_train.bottleneck.rules import RuleInput, findings
 from otel_train.collectors.hardware import AcceleratorReader
 from otel_train.datamodel import DeviceTimes, Point
 from otel_train.recording.events import Instrumented, SourceKind
@@ -227,7 +227,7 @@ def row(name: str, host_s: float, device: DeviceTotals | None = None, loader: st
 
 
 def main_finding(*rows: StageTotals) -> tuple[str, float]:
-    first = findings(rows, steps=100, activities={"productive": 1.0}, loaders={})[0]
+    first = findings(RuleInput(rows, 100, {"productive": 1.0}, {}))[0]
     return first.name, round(first.share, 6)
 
 
