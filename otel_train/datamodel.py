@@ -9,15 +9,13 @@ bytes, ratios.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
 
     from otel_train.catalog import Metric

@@ -14,13 +14,12 @@ Set-up and offline commands raise these. A running training loop never sees them
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import ModuleType
 
 

@@ -8,21 +8,16 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote
 
-from otel_train.config.settings import ENVIRONMENT
+from otel_train.config.settings import ENVIRONMENT, Config
 from otel_train.config.validation import IgnoredSetting
 from otel_train.errors import imported
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from otel_train.config.settings import Config
-
 
 # --- launchers --------------------------------------------------------------------------------------
 # A malformed number counts as not set: these variables are not the user's settings.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.client import AgentClient
@@ -14,19 +14,17 @@ from otel_train.errors import one_of, text
 from otel_train.exit_hook import ENDS, ExitHook, Terminated, cause_of, end_by_sigterm
 from otel_train.instrumentation.naming import Loader, named_loaders, named_models
 from otel_train.recording.ring_buffer import EXTENSION
-from otel_train.safety import sigchld_deferred
+from otel_train.safety import Handle, sigchld_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
-    from types import TracebackType
 
     from otel_train.config import Config
     from otel_train.instrumentation.root_modules import RootFinder
     from otel_train.instrumentation.timers import Token
     from otel_train.profiler.endpoint import EpochCaptures, NoEpochCaptures
     from otel_train.resource import RunInfo
-    from otel_train.safety import Handle
 
 
 class Session:

@@ -11,16 +11,14 @@ import numpy as np
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity
 from otel_train.aggregation.histogram import Histograms
 from otel_train.catalog import PHASES, STEP_BOUNDS
-from otel_train.datamodel import NS_PER_S, Outcomes, Pace
-from otel_train.recording.events import Ending
+from otel_train.datamodel import NS_PER_S, Compile, DeviceTimes, Outcomes, Pace
+from otel_train.recording.events import Ending, Instrumented
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from otel_train.accounting.types import ClosedSteps, StageCalls, StageTimes, StepRows
     from otel_train.aggregation.series_names import Key, SeriesNames
-    from otel_train.datamodel import Compile, DeviceTimes
-    from otel_train.recording.events import Instrumented
 
 
 class Transfers:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from otel_train.catalog import DURATION_BOUNDS
-from otel_train.datamodel import NS_PER_S, HistogramPoint
+from otel_train.datamodel import NS_PER_S, Attributes, Exemplar, HistogramPoint
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from numpy.typing import ArrayLike, NDArray
-
-    from otel_train.datamodel import Attributes, Exemplar
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from otel_train import catalog as c
 from otel_train.accounting.types import TRAIN, Activity
-from otel_train.aggregation.series_names import CHECKPOINT
-from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, PHASES, Emit, Kind
+from otel_train.aggregation.series_names import CHECKPOINT, Key
+from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, PHASES, Emit, Kind, Metric
 from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, TRIGGERS, MetricFamily, Point
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from otel_train.aggregation.histogram import Histograms
     from otel_train.aggregation.run_state import RunState
-    from otel_train.aggregation.series_names import Key
-    from otel_train.catalog import Metric
     from otel_train.datamodel import Attributes, Exemplar, HistogramPoint
 
 

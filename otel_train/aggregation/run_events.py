@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import TRAIN, Activity, StepRows
+from otel_train.accounting.types import TRAIN, Activity, ClosedSteps, StageCalls, StepRows
 from otel_train.aggregation.histogram import Histograms
 from otel_train.catalog import PHASES
-from otel_train.datamodel import NS_PER_S, TRIGGERS
+from otel_train.datamodel import NS_PER_S, TRIGGERS, Capture
 from otel_train.recording.events import Ending, Op, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.accounting.types import ClosedSteps, StageCalls
     from otel_train.aggregation.counters import ReclaimedTime
     from otel_train.aggregation.series_names import SeriesNames
-    from otel_train.datamodel import Capture
 
 
 class Checkpoints:

@@ -30,7 +30,7 @@ from otel_train.aggregation.run_events import (
     Stalls,
 )
 from otel_train.aggregation.series_names import SeriesNames
-from otel_train.aggregation.spans import MOST_CHILDREN, SamplingRules, SpanBuilder, SpanSampler
+from otel_train.aggregation.spans import MOST_CHILDREN, Ids, SamplingRules, SpanBuilder, SpanSampler
 from otel_train.catalog import (
     RECOMPILE_EVENT,
     RUN_END_CAUSE,
@@ -39,15 +39,13 @@ from otel_train.catalog import (
     STAGES,
     STEP_NUMBER,
 )
-from otel_train.datamodel import NS_PER_S, system_clock
+from otel_train.datamodel import NS_PER_S, Anchor, AttributeValue, Capture, Compile, system_clock
 from otel_train.recording.events import END, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from otel_train.aggregation.run_events import EpochBoundary
-    from otel_train.aggregation.spans import Ids
-    from otel_train.datamodel import Anchor, AttributeValue, Capture, Compile
     from otel_train.recording.events import Instrumented
 
 

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train import catalog
-from otel_train.accounting.types import StageCalls
+from otel_train.accounting.types import ClosedSteps, StageCalls, StepRows
 from otel_train.catalog import PHASES
-from otel_train.datamodel import NS_PER_S, Event, Exemplar, Span, SpanLink
+from otel_train.datamodel import NS_PER_S, AttributeValue, Capture, Event, Exemplar, Span, SpanLink
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from otel_train.accounting.types import ClosedSteps, StepRows
     from otel_train.aggregation.run_events import EvalPass
     from otel_train.aggregation.series_names import SeriesNames
-    from otel_train.datamodel import AttributeValue, Capture
 
 
 REMEMBERED_STEPS = 512

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
-from otel_train.datamodel import system_clock
+from otel_train.datamodel import Clock, system_clock
 from otel_train.instrumentation.compile_events import (
     COMPILED,
     PARTS,
@@ -32,7 +32,6 @@ from otel_train.safety import Guard, free_in_forks, replace, successor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.datamodel import Clock
     from otel_train.session import Session
 
 _TABLE = "_global_optimizer_pre_hooks"

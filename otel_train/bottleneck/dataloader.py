@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.aggregation.counters import LoaderStart
+from otel_train.aggregation.counters import LoaderStart, StageTotals, Totals
 from otel_train.catalog import PHASES
 from otel_train.console.text import duration
 from otel_train.datamodel import NS_PER_S
@@ -14,7 +14,6 @@ from otel_train.datamodel import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from otel_train.aggregation.counters import StageTotals, Totals
     from otel_train.aggregation.histogram import Histograms
 
 TARGET_BUSY_SHARE = 0.9

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from otel_train.aggregation.counters import Recompiled
+from otel_train.aggregation.counters import Recompiled, StageTotals
 from otel_train.bottleneck.dataloader import milliseconds
-from otel_train.datamodel import NS_PER_S, Finding
+from otel_train.datamodel import NS_PER_S, Finding, Pace
 from otel_train.recording.events import WAIT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from otel_train.aggregation.counters import StageTotals
-    from otel_train.datamodel import Pace
-
 
 MIN_RECOMPILES = 3
 """A short last batch and an evaluation batch each cause one recompilation, which is not reported."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.aggregation.series_names import CHECKPOINT
+from otel_train.aggregation.series_names import CHECKPOINT, Key
 from otel_train.bottleneck.dataloader import (
     LoaderThroughput,
     demand_sentence,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from otel_train.aggregation.counters import StageTotals
-    from otel_train.aggregation.series_names import Key
 
     _Find = Callable[["RuleInput"], Finding | None]
 

@@ -6,10 +6,11 @@ import argparse
 import os
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from otel_train import catalog as c
@@ -21,18 +22,13 @@ from otel_train.doctor.end_to_end import PROMETHEUS, usual_places
 from otel_train.errors import ConfigError, RunDirectoryError, StackError
 from otel_train.exporters.openmetrics import identity, quoted, resources_of, time_ms_of, write_text
 from otel_train.exporters.otlp import Backoff, Delivery, deliver
-from otel_train.exporters.otlp_response import ExportResult
+from otel_train.exporters.otlp_response import ExportResponse, ExportResult
 from otel_train.exporters.otlp_settings import SIGNALS, OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.spool import MOST_LINE_BYTES, NAMES, SpoolQueue, parts_of, rejected_in, send_again
 from otel_train.files import lines_of, make_folder, open_binary, rank_folders
 from otel_train.safety import printable
 from otel_train.stack import configuration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from otel_train.exporters.otlp_response import ExportResponse
 
 RECORDED, WAITS, REJECTED = "recorded", "waits", "rejected"
 """Where a request lies: in the recording, in the spool, in ``spool/rejected/``."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_train import catalog as c
-from otel_train.aggregation.metrics import LabelLimiter
+from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
 from otel_train.bottleneck.dataloader import LoaderFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Clock
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, LoaderState, WorkerExit

@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train import catalog as c
-from otel_train.aggregation.metrics import LabelLimiter
-from otel_train.datamodel import NS_PER_S
+from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
+from otel_train.datamodel import NS_PER_S, AttributeValue, Clock, Finding
 from otel_train.distributed.export_profile import profile_of
 from otel_train.distributed.hang import HangSuspect, suspects
-from otel_train.distributed.rank_report import NAMED, decode, encode, rank_report
-from otel_train.distributed.store import ExchangeRequest
+from otel_train.distributed.rank_report import NAMED, RankReport, decode, encode, rank_report
+from otel_train.distributed.store import Exchange, ExchangeRequest
 from otel_train.distributed.straggler import (
     LONG_WINDOW_STEPS,
     MOST_SHOWN,
@@ -25,12 +25,8 @@ from otel_train.distributed.straggler import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
-    from otel_train.datamodel import AttributeValue, Clock, Finding
-    from otel_train.distributed.rank_report import RankReport
-    from otel_train.distributed.store import Exchange
     from otel_train.resource import RunInfo
 
     _ByRank = dict[tuple[str, str, str], float]  # by the labels rank, host and stage

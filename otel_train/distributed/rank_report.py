@@ -9,14 +9,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.accounting.types import TRAIN, Activity
-from otel_train.aggregation.run_state import StepPosition
+from otel_train.aggregation.run_state import RunState, StepPosition
 from otel_train.catalog import PHASES, RANK_EVENT, SAMPLES, STAGES, TOKENS
 from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from otel_train.aggregation.run_state import RunState
 
     Counted = Mapping[tuple[str, str, str], int]
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from otel_train.datamodel import Finding
-from otel_train.distributed.rank_report import NAMED, ON_DEVICE
+from otel_train.distributed.rank_report import NAMED, ON_DEVICE, RankReport
 from otel_train.recording.events import STAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from otel_train.distributed.rank_report import RankReport
 
 WARM_UP_STEPS: Final = 5
 """First steps of a rank, ignored because they allocate, tune and compile."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from otel_train import catalog as c
-from otel_train.datamodel import NS_PER_S, MetricFamily, Point, Snapshot, Span
+from otel_train.datamodel import NS_PER_S, AttributeValue, MetricFamily, Point, Snapshot, Span
 from otel_train.doctor import checks
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, CheckResult
 from otel_train.doctor.endpoint import settings_with_targets, skew
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from otel_train.datamodel import AttributeValue
     from otel_train.exporters.otlp_settings import OtlpSettings
 
 AREA = "end to end"

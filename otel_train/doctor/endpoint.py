@@ -10,9 +10,10 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
@@ -28,7 +29,7 @@ from otel_train.exporters.otlp_response import (
     read_http,
     why_untrusted,
 )
-from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings, switched_off
+from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings, Target, switched_off
 from otel_train.exporters.otlp_transport import (
     GRPC_PROXIES,
     GrpcClient,
@@ -40,11 +41,6 @@ from otel_train.exporters.otlp_transport import (
     trusting,
 )
 from otel_train.safety import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from otel_train.exporters.otlp_settings import Target
 
 AREA = "endpoint"
 EXPIRES_SOON_S = 14 * 86400.0

@@ -13,11 +13,11 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.config.settings import ENVIRONMENT
+from otel_train.config.settings import ENVIRONMENT, ResolvedConfig
 from otel_train.config.sources import resolve
 from otel_train.config.validation import MIB, address_of, text_of, variable_of
 from otel_train.console.summary import undelivered
@@ -43,10 +43,8 @@ from otel_train.trackers.manager import without_unusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from importlib.metadata import EntryPoint
 
     from otel_train.config import Config
-    from otel_train.config.settings import ResolvedConfig
 
 RUNS, MACHINE = "run directory", "machine"
 LEAST_SHM_BYTES = 1024 * MIB

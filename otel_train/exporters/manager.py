@@ -13,32 +13,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.config.settings import CODE, ENVIRONMENT, SECRETS, Config, Origins, in_force, warn
 from otel_train.config.validation import IgnoredSetting, address_of
-from otel_train.console.summary import progress_line, render_run_summary
+from otel_train.console.summary import StepWindow, progress_line, render_run_summary
 from otel_train.console.text import TextLayout
 from otel_train.errors import ConfigError
-from otel_train.exporters import ExportRoute
+from otel_train.exporters import Exporter, ExportRoute
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_json import OtlpLines
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import Connections, OtlpTransport
-from otel_train.exporters.plugins import load_plugins
+from otel_train.exporters.plugins import PluginExporter, load_plugins
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
 from otel_train.exporters.run_directory import RunDirectory, down_s, folder_name
 from otel_train.exporters.spool import NAMES
 from otel_train.files import dump_json
-from otel_train.resource import VERSION, wrong_resource
+from otel_train.resource import VERSION, RunInfo, wrong_resource
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from otel_train.console.summary import StepWindow
     from otel_train.datamodel import AttributeValue, ExportBatch, Snapshot
     from otel_train.distributed.export_profile import Profile
-    from otel_train.exporters import Exporter
-    from otel_train.exporters.plugins import PluginExporter
-    from otel_train.resource import RunInfo
 
 _T = TypeVar("_T")
 

@@ -11,19 +11,15 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from otel_train import catalog
-from otel_train.catalog import Kind
+from otel_train.catalog import Kind, Metric
 from otel_train.exporters.prometheus import label_name, target_labels
 from otel_train.files import create, open_binary, open_to_write, parse_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from otel_train.catalog import Metric
 
 PROMOTED: Final = (
     *("service.name", "service.namespace", "deployment.environment.name"),

@@ -21,7 +21,7 @@ from otel_train.exporters.otlp_response import (
     refused,
     retry,
 )
-from otel_train.exporters.otlp_transport import OtlpTransport
+from otel_train.exporters.otlp_transport import OtlpTransport, Transport
 from otel_train.exporters.spool import DEFAULT_MAX_BYTES, SpoolQueue
 from otel_train.safety import daemon_thread, free_in_forks
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from otel_train.datamodel import ExportBatch
     from otel_train.exporters.otlp_settings import OtlpSettings
-    from otel_train.exporters.otlp_transport import Transport
 
 _log = logging.getLogger("otel_train")
 

@@ -16,11 +16,12 @@ import threading
 import time
 import zlib
 from base64 import b64encode
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -40,13 +41,8 @@ from otel_train.exporters.otlp_response import (
     retry,
     why,
 )
-from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, no_password
+from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, Target, no_password
 from otel_train.safety import free_in_forks
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
-    from otel_train.exporters.otlp_settings import Target
 
 _BEGINNINGS: Final = {
     signal: re.compile(rb'\s*\{\s*"' + key.encode() + rb'"\s*:\s*\[') for signal, key in REQUEST_KEYS.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from otel_train.config.validation import words_of
@@ -12,7 +12,6 @@ from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from importlib.metadata import EntryPoint
 
     from otel_train.datamodel import AttributeValue, ExportBatch
     from otel_train.exporters import Exporter

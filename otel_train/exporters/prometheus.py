@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.catalog import Kind
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import NS_PER_S, AttributeValue, ExportBatch, HistogramPoint, MetricFamily, Snapshot
 from otel_train.errors import ConfigError
 from otel_train.files import dump_json, replace_json
 from otel_train.resource import encodable
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prometheus_client import Metric as PrometheusFamily
-
-    from otel_train.datamodel import AttributeValue, ExportBatch, HistogramPoint, MetricFamily, Snapshot
 
     Take = Callable[[bytes, str], tuple[int, object]]
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from otel_train import api
-from otel_train.config.settings import CODE
+from otel_train.config.settings import CODE, Config, ResolvedConfig
 from otel_train.config.sources import resolve
 from otel_train.config.validation import words_of
 from otel_train.safety import Guard
 from otel_train.trackers.manager import split_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from otel_train.config.settings import Config, ResolvedConfig
     from otel_train.instrumentation.stages import Epoch
     from otel_train.session import Session
 

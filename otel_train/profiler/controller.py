@@ -7,20 +7,17 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from otel_train.datamodel import NS_PER_S, Capture
+from otel_train.datamodel import NS_PER_S, Capture, Clock
 from otel_train.profiler.requests import NEXT, UNDER_WAY, CaptureRequest, Options, Recorded
-from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepScheduler
+from otel_train.profiler.step_schedule import CapturePhase, ProfiledThread, StepBoundary, StepScheduler
 from otel_train.profiler.storage import CaptureJob, CaptureStore, CaptureWriter, finding_summary
-from otel_train.recording.events import SourceKind, StepRule
+from otel_train.recording.events import Instrumented, LoopState, SourceKind, StepRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_train.config.settings import Tuning
-    from otel_train.datamodel import Clock
-    from otel_train.profiler.step_schedule import ProfiledThread
     from otel_train.profiler.torch_profiler import Profiler
-    from otel_train.recording.events import Instrumented, LoopState
 
 
 class TrainingState(Protocol):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.config.settings import PROFILER_OPTIONS, ProfilerEvery
 from otel_train.config.validation import MIB, read_parts, words_of
-from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, system_clock
+from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, Capture, system_clock
 from otel_train.errors import ConfigError
 from otel_train.profiler import requests
-from otel_train.profiler.controller import CaptureController
+from otel_train.profiler.controller import CaptureController, TrainingState
 from otel_train.profiler.requests import (
     NEXT,
     UNDER_WAY,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.config import Config
-    from otel_train.datamodel import Capture
-    from otel_train.profiler.controller import TrainingState
     from otel_train.profiler.flops import FlopCount
     from otel_train.resource import RunInfo
 

@@ -8,8 +8,8 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.config.settings import ACTIVITIES
-from otel_train.datamodel import NS_PER_S
+from otel_train.config.settings import ACTIVITIES, ProfilerEvery
+from otel_train.datamodel import NS_PER_S, Clock
 from otel_train.errors import ConfigError, RunDirectoryError, one_of, truth, whole
 from otel_train.files import read_json, replace_text
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.config.settings import ProfilerEvery
-    from otel_train.datamodel import Clock
     from otel_train.recording.events import LoopState
 
 _log = logging.getLogger("otel_train")

@@ -7,16 +7,14 @@ from _thread import get_ident
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.datamodel import NS_PER_S, RANGE_PREFIX
+from otel_train.datamodel import NS_PER_S, RANGE_PREFIX, Clock
 from otel_train.profiler.requests import NEXT, CaptureRequest, Recorded
-from otel_train.profiler.torch_profiler import STEP_PREFIX
+from otel_train.profiler.torch_profiler import STEP_PREFIX, Profiler
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, START_BITS, Op, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_train.datamodel import Clock
-    from otel_train.profiler.torch_profiler import Profiler
     from otel_train.recording.events import Instrumented, StepRule
 
 

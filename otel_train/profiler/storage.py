@@ -13,9 +13,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from otel_train.config.settings import MOST_TOP
 from otel_train.datamodel import CAPTURES_FOLDER
@@ -28,14 +29,8 @@ from otel_train.files import (
     read_json,
     replace_text,
 )
-from otel_train.profiler.torch_profiler import STEP_PREFIX
+from otel_train.profiler.torch_profiler import STEP_PREFIX, Profiler
 from otel_train.safety import DaemonThread, interpreter, signals_unblocked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import BinaryIO
-
-    from otel_train.profiler.torch_profiler import Profiler
 
 SUFFIX = ".json.gz"
 METADATA_SUFFIX = ".record.json"

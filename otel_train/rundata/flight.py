@@ -15,8 +15,8 @@ from otel_train.catalog import PHASES
 from otel_train.datamodel import FLIGHT_FILE, NS_PER_S, RUN_FILE, SUMMARY_FILE
 from otel_train.distributed.hang import LEAST_STALL_S, HangSuspect
 from otel_train.files import JsonFileCache
-from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
-from otel_train.recording.flight_recorder import Heartbeat, read_flight
+from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Instrumented, Op, SourceKind
+from otel_train.recording.flight_recorder import Flight, Heartbeat, ThreadEdges, read_flight
 from otel_train.rundata.files import has_ended, mapping, number, summary_of
 from otel_train.rundata.liveness import is_alive, liveness, written_until
 from otel_train.rundata.schemas import checked
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_train.accounting.nesting import OpenStage
-    from otel_train.recording.events import Instrumented
-    from otel_train.recording.flight_recorder import Flight, ThreadEdges
 
     Ints = NDArray[np.int64]
 

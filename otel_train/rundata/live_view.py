@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import FLIGHT_FILE, NS_PER_S, RUN_FILE, SUMMARY_FILE
 from otel_train.errors import RunDirectoryError
-from otel_train.files import JsonFileCache, folders_in, mark_of, rank_folders
-from otel_train.recording.flight_recorder import heartbeat_of, read_flight
+from otel_train.files import JsonFileCache, Mark, folders_in, mark_of, rank_folders
+from otel_train.recording.flight_recorder import Heartbeat, ThreadEdges, heartbeat_of, read_flight
 from otel_train.rundata.alerts import Notice, events_of, notices
 from otel_train.rundata.files import (
     FOREIGN,
@@ -25,7 +25,7 @@ from otel_train.rundata.files import (
     text,
     whole,
 )
-from otel_train.rundata.flight import FlightHistory
+from otel_train.rundata.flight import FlightHistory, Timeline
 from otel_train.rundata.liveness import Liveness, liveness, state_of_run, written_until
 from otel_train.rundata.metrics_history import MetricsHistory, in_order
 from otel_train.rundata.run import records_below
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.files import Mark
-    from otel_train.recording.flight_recorder import Heartbeat, ThreadEdges
-    from otel_train.rundata.flight import Timeline
 
 STEPS_SHOWN = 200
 _NOW_STEPS = 50

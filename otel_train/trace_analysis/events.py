@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.errors import TraceError
-from otel_train.trace_analysis.reader import TraceFileReader, decode, json_list
+from otel_train.trace_analysis.reader import TraceEvent, TraceFileReader, decode, json_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from otel_train.trace_analysis.reader import TraceEvent
 
     Ints = NDArray[np.int64]
     Codes = NDArray[np.int32]

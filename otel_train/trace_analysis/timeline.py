@@ -12,16 +12,13 @@ import numpy as np
 
 from otel_train.datamodel import RANGE_PREFIX
 from otel_train.trace_analysis import intervals
-from otel_train.trace_analysis.events import EventKind
-from otel_train.trace_analysis.intervals import NOTHING
+from otel_train.trace_analysis.events import EventKind, Trace
+from otel_train.trace_analysis.intervals import NOTHING, Intervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
-
-    from otel_train.trace_analysis.events import Trace
-    from otel_train.trace_analysis.intervals import Intervals
 
     Ints = NDArray[np.int64]
     Rows = NDArray[np.intp]

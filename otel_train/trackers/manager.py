@@ -11,18 +11,16 @@ from importlib.util import find_spec
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from otel_train.config.settings import CODE, DEFAULTS, ResolvedConfig, in_force
+from otel_train.config.settings import CODE, DEFAULTS, Config, ResolvedConfig, in_force
 from otel_train.config.validation import TRACKER_CHOICES, IgnoredSetting, switch_of, words_of
 from otel_train.errors import ConfigError, by_name, near, one_of, shown, wrong_argument
 from otel_train.exporters.background_queue import BackgroundQueue
-from otel_train.trackers import OpeningTracker, mlflow, tensorboard, wandb
+from otel_train.trackers import OpeningTracker, Tracker, mlflow, tensorboard, wandb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from otel_train.config.settings import Config
-    from otel_train.trackers import Tracker
     from otel_train.trackers.metrics import FlatRow
 
 TRACKERS = {kind.setting: kind for kind in (wandb.KIND, mlflow.KIND, tensorboard.KIND)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import EVAL, TRAIN
+from otel_train.accounting.types import EVAL, TRAIN, ClosedSteps
 from otel_train.aggregation.histogram import Histograms
 from otel_train.config.validation import words_of
 from otel_train.datamodel import NS_PER_S
@@ -18,7 +18,6 @@ from otel_train.recording.events import Op, SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
-    from otel_train.accounting.types import ClosedSteps
     from otel_train.aggregation.counters import Totals
     from otel_train.aggregation.run_events import EpochBoundary
     from otel_train.aggregation.series_names import SeriesNames

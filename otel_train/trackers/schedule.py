@@ -10,7 +10,7 @@ from otel_train.accounting.types import NO_PHASE, NOTHING, TRAIN, ClosedSteps, S
 from otel_train.console.summary import StepWindow
 from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.safety import Guard
-from otel_train.trackers.metrics import FlatMetrics, left_out, without
+from otel_train.trackers.metrics import EpochWindow, FlatMetrics, FlatRow, left_out, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from otel_train.aggregation.run_events import EpochBoundary
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
-    from otel_train.trackers.metrics import EpochWindow, FlatRow
 
 MOST_HELD = 100_000
 """Operations held back while the thread that trains writes nothing; 6 MB."""

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from otel_train.config.settings import TRACKER_MODULES
 from otel_train.datamodel import NS_PER_S
 from otel_train.files import make_folder
-from otel_train.trackers import TrackerKind
+from otel_train.trackers import OpeningTracker, TrackerKind
 
 if TYPE_CHECKING:
-    from otel_train.trackers import OpeningTracker
     from otel_train.trackers.metrics import FlatRow
 
 

@@ -11,9 +11,9 @@ from otel_train.artifacts.writer import FOLDER, SUMMARY, without_secrets
 from otel_train.console.text import ABSENT, bytes_of, duration, percent, plural, rounded
 from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S
 from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.files import is_folder, read_json
+from otel_train.files import Mark, is_folder, read_json
 from otel_train.profiler.storage import is_trace
-from otel_train.rundata.files import MOST_FILES, files_of, has_postmortem, number, text, whole
+from otel_train.rundata.files import MOST_FILES, File, files_of, has_postmortem, number, text, whole
 from otel_train.ui import escape
 from otel_train.ui.charts import lines
 from otel_train.ui.components import address, finding, flame_graph, moment, section, share_bar, table, texts
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.files import Mark
-    from otel_train.rundata.files import File
     from otel_train.rundata.live_view import RankView
     from otel_train.trace_analysis.events import Trace
 

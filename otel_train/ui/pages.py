@@ -13,7 +13,7 @@ from otel_train.console.text import ABSENT, bytes_of, duration, percent, plural,
 from otel_train.datamodel import NS_PER_S
 from otel_train.rundata.alerts import facts_of
 from otel_train.rundata.files import mapping, number, text, whole
-from otel_train.rundata.live_view import state_of
+from otel_train.rundata.live_view import RankView, RunRow, state_of
 from otel_train.rundata.liveness import written_until
 from otel_train.ui import escape
 from otel_train.ui.captures import artifacts, capture_analysis, captures_table
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.rundata.live_view import RankView, RunRow
 
 _EVENTS_SHOWN = 15
 _RANKS_SHOWN = 100
