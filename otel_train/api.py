@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
@@ -24,8 +25,6 @@ from otel_train.safety import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     import torch
 
     from otel_train.config.settings import Config, ResolvedConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,6 @@ from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
 from otel_train.rundata.run import read_metrics, read_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import ArrayLike, NDArray

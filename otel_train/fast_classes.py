@@ -10,12 +10,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, FrozenInstanceError, field, fields
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from dataclasses import dataclass as fast_dataclass
     from enum import IntEnum as FastIntEnum
     from inspect import Signature

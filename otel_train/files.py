@@ -18,6 +18,7 @@ import re
 import stat
 import threading
 import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
@@ -25,7 +26,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 from otel_train.errors import RunDirectoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 REMOTE = (

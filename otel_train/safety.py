@@ -11,12 +11,12 @@ import sys
 import threading
 import unicodedata
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType, TracebackType
 
 log = logging.getLogger("otel_train")

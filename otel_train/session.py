@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from otel_train.recording.ring_buffer import EXTENSION
 from otel_train.safety import Handle, sigchld_deferred
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from otel_train.config import Config

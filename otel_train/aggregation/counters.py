@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +16,6 @@ from otel_train.datamodel import NS_PER_S, Compile, DeviceTimes, Outcomes, Pace
 from otel_train.recording.events import Ending, Instrumented
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from otel_train.accounting.types import ClosedSteps, StageCalls, StageTimes, StepRows
     from otel_train.aggregation.series_names import Key, SeriesNames
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -12,8 +13,6 @@ from otel_train.catalog import DURATION_BOUNDS
 from otel_train.datamodel import NS_PER_S, Attributes, Exemplar, HistogramPoint
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
-
     from numpy.typing import ArrayLike, NDArray
 
     Ints = NDArray[np.int64]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -13,8 +14,6 @@ from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, PHASES, Emit, Kind, Met
 from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, TRIGGERS, MetricFamily, Point
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
-
     from otel_train.aggregation.histogram import Histograms
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Attributes, Exemplar, HistogramPoint

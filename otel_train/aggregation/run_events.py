@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,8 +16,6 @@ from otel_train.datamodel import NS_PER_S, TRIGGERS, Capture
 from otel_train.recording.events import Ending, Op, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from otel_train.aggregation.counters import ReclaimedTime
     from otel_train.aggregation.series_names import SeriesNames
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,8 +44,6 @@ from otel_train.datamodel import NS_PER_S, Anchor, AttributeValue, Capture, Comp
 from otel_train.recording.events import END, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
     from otel_train.aggregation.run_events import EpochBoundary
     from otel_train.recording.events import Instrumented
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,8 +16,6 @@ from otel_train.datamodel import NS_PER_S, AttributeValue, Capture, Event, Exemp
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from otel_train.aggregation.run_events import EvalPass
     from otel_train.aggregation.series_names import SeriesNames
 

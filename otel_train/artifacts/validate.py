@@ -7,6 +7,7 @@ import io
 import math
 import os
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -46,7 +47,6 @@ from otel_train.rundata.run import read_run
 from otel_train.rundata.schemas import REMEDY, wrong_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     Document = Mapping[str, Any]

@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,6 @@ from otel_train.rundata.run import RunReader, read_run
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from otel_train.config import Config

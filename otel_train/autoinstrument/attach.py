@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,6 @@ from otel_train.instrumentation.stages import active_session
 from otel_train.safety import Guard, free_in_forks, replace, successor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from otel_train.session import Session
 
 _TABLE = "_global_optimizer_pre_hooks"

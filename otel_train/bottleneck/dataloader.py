@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregation.counters import LoaderStart, StageTotals, Totals
@@ -12,8 +13,6 @@ from otel_train.console.text import duration
 from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from otel_train.aggregation.histogram import Histograms
 
 TARGET_BUSY_SHARE = 0.9

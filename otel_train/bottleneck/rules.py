@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregation.series_names import CHECKPOINT, Key
@@ -31,8 +32,6 @@ from otel_train.datamodel import Finding, Pace
 from otel_train.recording.events import WAIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from otel_train.aggregation.counters import StageTotals
 
     _Find = Callable[["RuleInput"], Finding | None]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from otel_train import catalog
 from otel_train.cli import print_json
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
-
     from otel_train.catalog import SpanType
 
 DESCRIPTION = (

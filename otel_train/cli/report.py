@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +20,6 @@ from otel_train.ui.captures import analysis_of
 from otel_train.ui.pages import report_page
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
-
     from otel_train.trace_analysis.events import Trace
 
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +20,6 @@ from otel_train.config.validation import FILE_VARIABLE, variable_of
 from otel_train.errors import ConfigError, OtelTrainError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from otel_train.agent.rank_end import RankEnd
 
 

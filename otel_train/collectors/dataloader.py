@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from otel_train import catalog as c
@@ -9,8 +10,6 @@ from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
 from otel_train.bottleneck.dataloader import LoaderFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Clock
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, LoaderState, WorkerExit

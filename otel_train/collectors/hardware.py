@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import time
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,8 +13,6 @@ from otel_train.config.validation import split_address
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.config import Config
     from otel_train.datamodel import DeviceMemory

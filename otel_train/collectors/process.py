@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -15,8 +16,6 @@ from otel_train import catalog as c
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.datamodel import Clock
 

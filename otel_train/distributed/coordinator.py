@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -23,8 +24,6 @@ from otel_train.distributed.straggler import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
     from otel_train.resource import RunInfo

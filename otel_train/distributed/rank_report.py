@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,8 +15,6 @@ from otel_train.catalog import PHASES, RANK_EVENT, SAMPLES, STAGES, TOKENS
 from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     Counted = Mapping[tuple[str, str, str], int]
 
 MOST_CHARS: Final = 1536

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,6 @@ from otel_train.stack.configuration import HOST, Ports
 from otel_train.stack.local import LocalStack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from otel_train.exporters.otlp_settings import OtlpSettings

@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
@@ -42,8 +43,6 @@ from otel_train.resource import wrong_resource
 from otel_train.trackers.manager import without_unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from otel_train.config import Config
 
 RUNS, MACHINE = "run directory", "machine"

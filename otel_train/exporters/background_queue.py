@@ -6,6 +6,7 @@ import logging
 import math
 import queue
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -13,7 +14,6 @@ from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,8 +32,6 @@ from otel_train.resource import VERSION, RunInfo, wrong_resource
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from otel_train.datamodel import AttributeValue, ExportBatch, Snapshot
     from otel_train.distributed.export_profile import Profile
 

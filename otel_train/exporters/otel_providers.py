@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from otel_train.resource import VERSION
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from otel_train import datamodel
     from otel_train.datamodel import AttributeValue, Snapshot, Span
 

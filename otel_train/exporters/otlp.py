@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,7 +27,6 @@ from otel_train.exporters.spool import DEFAULT_MAX_BYTES, SpoolQueue
 from otel_train.safety import daemon_thread, free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from otel_train.datamodel import ExportBatch

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.catalog import Kind
 from otel_train.resource import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from otel_train.datamodel import AttributeValue, HistogramPoint, MetricFamily, Point, Snapshot, Span
 
     _Resource = Mapping[str, AttributeValue]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from otel_train.datamodel import AttributeValue, ExportBatch
     from otel_train.exporters import Exporter
 

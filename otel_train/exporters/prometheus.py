@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -28,7 +29,6 @@ from otel_train.files import dump_json, replace_json
 from otel_train.resource import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from prometheus_client import Metric as PrometheusFamily

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,8 +47,6 @@ from otel_train.resource import process_mark
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from otel_train.datamodel import ExportBatch
 
 _log = logging.getLogger("otel_train")

@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -37,7 +38,6 @@ from otel_train.files import (
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from otel_train.exporters.otlp_response import ExportResponse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,6 @@ from otel_train.errors import require
 from otel_train.integrations.shared_session import CallbackSession
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from otel_train.session import Session
 
 _Tracker: Any = require("accelerate.tracking", extra="accelerate").GeneralTracker

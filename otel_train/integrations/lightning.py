@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from otel_train.integrations.shared_session import checked, merged, resolved, sh
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from otel_train.instrumentation.stages import Epoch
 
 _log = logging.getLogger("otel_train")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.datamodel import NS_PER_S, Capture, Clock
@@ -14,8 +15,6 @@ from otel_train.profiler.storage import CaptureJob, CaptureStore, CaptureWriter,
 from otel_train.recording.events import Instrumented, LoopState, SourceKind, StepRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from otel_train.config.settings import Tuning
     from otel_train.profiler.torch_profiler import Profiler
 

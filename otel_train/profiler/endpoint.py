@@ -7,6 +7,7 @@ import logging
 import pickle
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.config.settings import PROFILER_OPTIONS, ProfilerEvery
@@ -29,7 +30,6 @@ from otel_train.profiler.torch_profiler import TorchProfiler
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,8 +15,6 @@ from otel_train.profiler.torch_profiler import Profiler
 from otel_train.resource import shares_replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from otel_train.profiler.controller import TrainingState
     from otel_train.recording.events import StepRule
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,6 @@ from otel_train.errors import ConfigError, RunDirectoryError, one_of, truth, who
 from otel_train.files import read_json, replace_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from otel_train.recording.events import LoopState

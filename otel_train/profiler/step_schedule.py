@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from _thread import get_ident
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,6 @@ from otel_train.profiler.torch_profiler import STEP_PREFIX, Profiler
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, START_BITS, Op, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from otel_train.recording.events import Instrumented, StepRule
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from otel_train.safety import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from otel_train.profiler.requests import Options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
@@ -12,7 +13,6 @@ from otel_train.files import parse_line, read_part
 from otel_train.rundata.files import mapping, number, rows, text, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from otel_train.rundata.liveness import Liveness

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.datamodel import CAPTURES_FOLDER, FLIGHT_FILE, RUN_FILE, SUMMARY_FILE, SUMMARY_SCHEMA
 from otel_train.files import JsonFileCache, Mark, is_folder, mark_of, names_in, rank_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _LONGEST = 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,6 @@ from otel_train.rundata.liveness import is_alive, liveness, written_until
 from otel_train.rundata.schemas import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray

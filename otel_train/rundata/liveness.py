@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
@@ -14,8 +15,6 @@ from otel_train.resource import namespace_of, process_mark
 from otel_train.rundata.files import mapping, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from otel_train.recording.flight_recorder import Heartbeat
 
 QUIET_S = 15.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -15,7 +16,6 @@ from otel_train.files import lines_of, open_binary, parse_json, predecessor
 from otel_train.rundata.files import FOREIGN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +32,6 @@ from otel_train.rundata.flight import Timeline, timeline_of
 from otel_train.rundata.schemas import check, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from otel_train.trace_analysis.events import Trace

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -16,7 +17,6 @@ from otel_train.errors import RunDirectoryError, shown
 from otel_train.files import dump_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     Schema = Mapping[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from otel_train.errors import StackError
@@ -12,7 +13,6 @@ from otel_train.stack import configuration, tls
 from otel_train.stack.configuration import HOST, Ports
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 PROFILES = ("demo", "gpu")

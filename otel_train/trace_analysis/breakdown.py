@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,6 @@ from otel_train.trace_analysis.hot_spots import by_name
 from otel_train.trace_analysis.intervals import Intervals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from numpy.typing import NDArray
 
     from otel_train.trace_analysis.timeline import TraceTimeline

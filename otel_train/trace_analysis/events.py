@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
@@ -16,8 +17,6 @@ from otel_train.errors import TraceError
 from otel_train.trace_analysis.reader import TraceEvent, TraceFileReader, decode, json_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]

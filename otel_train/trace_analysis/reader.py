@@ -7,6 +7,7 @@ import math
 import os
 import re
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import GenericAlias
@@ -16,7 +17,6 @@ from otel_train.errors import TraceError
 from otel_train.files import open_given, unzipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 _LARGEST = 2**63 - 1

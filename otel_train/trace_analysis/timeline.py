@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,8 +17,6 @@ from otel_train.trace_analysis.events import EventKind, Trace
 from otel_train.trace_analysis.intervals import NOTHING, Intervals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,7 +19,6 @@ from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.trackers import OpeningTracker, Tracker, mlflow, tensorboard, wandb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from otel_train.trackers.metrics import FlatRow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -16,8 +17,6 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-
     from otel_train.aggregation.counters import Totals
     from otel_train.aggregation.run_events import EpochBoundary
     from otel_train.aggregation.series_names import SeriesNames

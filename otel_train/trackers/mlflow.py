@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.trackers import TrackerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from otel_train.trackers.metrics import FlatRow
 
 NS_PER_MS = 10**6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,8 +14,6 @@ from otel_train.safety import Guard
 from otel_train.trackers.metrics import EpochWindow, FlatMetrics, FlatRow, left_out, without
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from otel_train.aggregation.run_events import EpochBoundary
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from otel_train.safety import signals_unblocked
 from otel_train.trackers import TrackerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from otel_train.trackers.metrics import FlatRow
 
 AXIS = "otel_train/step"

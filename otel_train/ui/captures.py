@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from otel_train.ui.charts import lines
 from otel_train.ui.components import address, finding, flame_graph, moment, section, share_bar, table, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from otel_train.rundata.live_view import RankView

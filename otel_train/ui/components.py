@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -15,8 +16,6 @@ from otel_train.ui import escape
 from otel_train.ui.charts import color_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from otel_train.rundata.alerts import Notice
     from otel_train.rundata.liveness import Liveness
 

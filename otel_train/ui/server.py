@@ -11,6 +11,7 @@ import re
 import socket
 import threading
 import webbrowser
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import unquote_to_bytes
@@ -32,7 +33,6 @@ from otel_train.ui.pages import TABS, busy_page, no_such_run_page, run_page, run
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from starlette.requests import Request
