@@ -29,7 +29,7 @@ from otel_train.agent.process import _PROGRAM, ends_its_container
 from otel_train.agent.rank_end import how_it_ended
 from tests.support import waiting
 from tests.support.fake_cuda import compiled
-from tests.support.json_lines import read_jsonl
+from tests.support.json_lines import last_points, read_jsonl
 from tests.support.programs import command_of, ended_summary, environ, line
 from tests.support.receiver import http_receiver
 from tests.support.warm import WarmProgram
@@ -230,14 +230,11 @@ def test_sigkill_loses_no_step_and_nothing_that_was_logged(begin: Begin, tmp_pat
         1,
         1,
     ]
-    [file] = (tmp_path / "runs").glob("*/rank0/metrics.otlp.jsonl")
-    points = {
-        (metric["name"], *(each["value"].get("stringValue") for each in point["attributes"])): point
-        for metric in read_jsonl(file)[-1]["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
-        for point in next(metric[kind] for kind in metric if "dataPoints" in metric[kind])["dataPoints"]
-    }
-    assert points["train.tokens", "train"]["asDouble"] == 120
-    assert points["train.metric.value", "accuracy", "train"]["asDouble"] == 0.75
+    [folder] = (tmp_path / "runs").glob("*/rank0")
+    exported = last_points(folder)
+    assert [point["value"] for point in exported["train.tokens"]] == [120]
+    [accuracy] = exported["train.metric.value"]
+    assert (*accuracy["labels"].values(), accuracy["value"]) == ("accuracy", "train", 0.75)
     assert [row["count"] for row in found["stages"] if row["stage"] == "load"] == [1]
 
 
@@ -899,10 +896,7 @@ def test_what_is_logged_while_the_agent_is_stopped_is_counted_once_it_goes_on(
     assert "The agent has ended" not in errors
     summary(tmp_path, "finished")
     [folder] = (tmp_path / "runs").glob("*/rank0")
-    last = json.loads((folder / "metrics.otlp.jsonl").read_text().splitlines()[-1])
-    metrics = last["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
-    [tokens] = [metric for metric in metrics if metric["name"] == "train.tokens"]
-    assert [point["asDouble"] for point in tokens["sum"]["dataPoints"]] == [3]
+    assert [point["value"] for point in last_points(folder)["train.tokens"]] == [3]
 
 
 def test_sigterm_ends_a_program_that_waits_for_its_agent(begin: Begin, tmp_path: Path) -> None:

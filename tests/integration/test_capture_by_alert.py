@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_train
 from tests.integration.loops.truth import QUIET
 from tests.support.alertmanager import alert, alertmanager
+from tests.support.json_lines import points_of, read_jsonl
 from tests.support.receiver import http_receiver
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,17 +55,10 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def last_point(folder: Path, name: str, **wanted: str) -> dict[str, Any]:
     """The labels of the last point of a metric that has these, and its value."""
-    path = folder / "r" / "rank0" / "metrics.otlp.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    for line in reversed(lines):
-        if not line.endswith("\n"):
-            continue  # it is being written
-        (scope,) = json.loads(line)["resourceMetrics"][0]["scopeMetrics"]
-        for metric in scope["metrics"]:
-            for point in (metric.get("gauge") or metric.get("sum") or {}).get("dataPoints", ()):
-                labels = {each["key"]: each["value"]["stringValue"] for each in point.get("attributes", ())}
-                if metric["name"] == name and wanted.items() <= labels.items():
-                    return {**labels, "value": float(point.get("asDouble", point.get("asInt", 0)))}
+    for export in reversed(read_jsonl(folder / "r" / "rank0" / "metrics.otlp.jsonl")):
+        for point in points_of(export).get(name, ()):
+            if wanted.items() <= point["labels"].items():
+                return {**point["labels"], "value": point["value"]}
     return {}
 
 

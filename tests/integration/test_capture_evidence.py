@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_train
 from otel_train.cli.main import main
 from tests.integration.loops.truth import QUIET
+from tests.support.json_lines import last_points
 
 BATCHES = 8
 """Of an epoch."""
@@ -60,12 +61,10 @@ def attributes_of(span: dict[str, Any]) -> dict[str, Any]:
 
 def newest(folder: Path) -> dict[str, Any]:
     """What the metric of the newest capture carries."""
-    last = (folder / "seen" / "rank0" / "metrics.otlp.jsonl").read_text().splitlines()[-1]
-    (scope,) = json.loads(last)["resourceMetrics"][0]["scopeMetrics"]
-    (metric,) = [each for each in scope["metrics"] if each["name"] == "train.profiler.capture.time"]
-    (point,) = metric["gauge"]["dataPoints"]
-    assert 0 < time.time() - point["asDouble"] < 600
-    return attributes_of(point)
+    (point,) = last_points(folder / "seen" / "rank0")["train.profiler.capture.time"]
+    assert 0 < time.time() - point["value"] < 600
+    labels: dict[str, Any] = point["labels"]
+    return labels
 
 
 def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_json import OtlpLines
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
+from tests.support.json_lines import points_of, read_jsonl
+from tests.support.programs import line
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 from tests.support.snapshots import RESOURCE, snapshot, spans
 from tests.support.waiting import until
@@ -62,9 +64,8 @@ def waiting(directory: Path) -> list[int]:
 
 
 def steps_of(line: Any) -> int:
-    metrics = line["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
-    [steps] = [metric["sum"] for metric in metrics if metric["name"] == "train.steps"]
-    return round(float(steps["dataPoints"][0]["asDouble"]))
+    steps: float = points_of(line)["train.steps"][0]["value"]
+    return round(steps)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +213,7 @@ def running(program: str, *arguments: str, endpoint: str, until: str) -> Iterato
         text=True,
     ) as process:
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == f"{until}\n"
+            assert line(process) == until
             yield process
         finally:
             process.kill()
@@ -328,18 +328,8 @@ def training(folder: Path, endpoint: str) -> AbstractContextManager[subprocess.P
 
 def recorded_ns(rank: Path) -> list[int]:
     """When the snapshots in the recording of a rank were made."""
-    lines = (rank / "metrics.otlp.jsonl").read_text().splitlines()
-    return [int(time_ns) for line in lines for time_ns in sorted(times_in(json.loads(line)))]
-
-
-def times_in(line: Any) -> set[str]:
-    metrics = line["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
-    return {
-        point["timeUnixNano"]
-        for metric in metrics
-        if metric["name"] == "train.heartbeat.time"
-        for point in metric["gauge"]["dataPoints"]
-    }
+    lines = read_jsonl(rank / "metrics.otlp.jsonl")
+    return [int(points_of(line)["train.heartbeat.time"][0]["timeUnixNano"]) for line in lines]
 
 
 def arrived_ns(*receivers: Received) -> list[int]:

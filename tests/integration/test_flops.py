@@ -15,6 +15,7 @@ from torch import nn
 from otel_train.collectors.hardware import peak_flops
 from otel_train.profiler.flops import COMPILED, COUNTER
 from tests.integration.loops.truth import Watch
+from tests.support.json_lines import points_of, read_jsonl
 from tests.support.zero_code import printed_by
 
 SAMPLES, WIDE = 8, 16
@@ -60,17 +61,10 @@ def train(model: Any, parameters: Any, loader: Any, *, until: Any = lambda: Fals
 def counted(run: Path) -> dict[str, float]:
     """The last value of each metric that matters here."""
     found = {}
-    for line in (run / "rank0" / "metrics.otlp.jsonl").read_text().splitlines():
-        for resource in json.loads(line)["resourceMetrics"]:
-            for scope in resource["scopeMetrics"]:
-                for metric in scope["metrics"]:
-                    if metric["name"] in (
-                        "train.model.flops",
-                        "train.steps",
-                        "train.accelerator.flops.limit",
-                    ):
-                        points = next(iter(metric[kind] for kind in ("sum", "gauge") if kind in metric))
-                        found[metric["name"]] = sum(float(p["asDouble"]) for p in points["dataPoints"])
+    for export in read_jsonl(run / "rank0" / "metrics.otlp.jsonl"):
+        for name, points in points_of(export).items():
+            if name in ("train.model.flops", "train.steps", "train.accelerator.flops.limit"):
+                found[name] = sum(point["value"] for point in points)
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 from otel_train.cli.main import main
 from otel_train.distributed.hang import suspects_after
 from otel_train.rundata.flight import read_postmortem
+from tests.support.json_lines import last_points
 from tests.support.ranks import arguments, environment, events, free_port, job, summary, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -256,21 +257,7 @@ def test_torchrun_starts_again_and_the_restart_is_counted_and_timed(tmp_path: Pa
         assert (tmp_path / "job" / f"rank{rank}" / "flight-0.bin").exists()
     # Rank 1 was killed in training: between its last edge and the next start lies the whole restart.
     assert 0.1 < summary(tmp_path, 1)["restart_seconds"] < 200
-    lines = (tmp_path / "job" / "rank0" / "metrics.otlp.jsonl").read_text().splitlines()
-    metrics = {
-        metric["name"]: metric
-        for group in json.loads(lines[-1])["resourceMetrics"]
-        for scope in group["scopeMetrics"]
-        for metric in scope["metrics"]
-    }
-    assert number(metrics["train.run.restarts"]["sum"]["dataPoints"][0]) == 1
-    spent = {
-        point["attributes"][0]["value"]["stringValue"]: number(point)
-        for point in metrics["train.run.time"]["sum"]["dataPoints"]
-    }
+    points = last_points(tmp_path / "job" / "rank0")
+    assert points["train.run.restarts"][0]["value"] == 1
+    spent = {point["labels"]["train.run.activity"]: point["value"] for point in points["train.run.time"]}
     assert spent["restart"] == pytest.approx(summary(tmp_path)["restart_seconds"] or 0.0)
-
-
-def number(point: dict[str, Any]) -> float:
-    """The value of a data point."""
-    return float(point["asInt"] if "asInt" in point else point["asDouble"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from otel_train.catalog import RUN_STATES
+from tests.support.json_lines import last_points
 from tests.support.programs import command_of, ended_summary, environ
 from tests.support.waiting import until
 from tests.support.warm import WarmProgram, ended
@@ -75,15 +76,8 @@ def runs(tmp_path: Path) -> list[Path]:
 def exported_states(tmp_path: Path) -> dict[str, int]:
     """``train.run.status`` by state, as exported last by the only run."""
     (folder,) = runs(tmp_path)
-    last = (folder / "rank0" / "metrics.otlp.jsonl").read_text().splitlines()[-1]
-    scopes = json.loads(last)["resourceMetrics"][0]["scopeMetrics"]
-    (points,) = [
-        metric["sum"]["dataPoints"]
-        for scope in scopes
-        for metric in scope["metrics"]
-        if metric["name"] == "train.run.status"
-    ]
-    return {point["attributes"][0]["value"]["stringValue"]: int(point["asDouble"]) for point in points}
+    points = last_points(folder / "rank0")["train.run.status"]
+    return {point["labels"]["train.run.state"]: int(point["value"]) for point in points}
 
 
 def test_a_program_of_these_tests_begins_and_ends_as_a_new_interpreter(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ from otel_train.recording.shared_memory import SIDE_RINGS
 from otel_train.rundata.live_view import state_of
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
 from tests.support.inside import inside
+from tests.support.json_lines import last_points, read_jsonl
 from tests.support.receiver import http_receiver
-from tests.support.waiting import until
+from tests.support.waiting import in_threads, until
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "otel_train/rundata/summary.schema.json").read_text())
@@ -66,10 +67,6 @@ def validate(model: Net, batches: Any) -> None:
             loss_of(model, batch)
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def rank_folder(session: Any) -> Path:
     folder: Path = session.run_directory / "rank0"
     return folder
@@ -78,13 +75,6 @@ def rank_folder(session: Any) -> Path:
 def summary_file(session: Any) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((rank_folder(session) / "summary.json").read_text())
     return found
-
-
-def last_metrics(session: Any) -> list[dict[str, Any]]:
-    """The last that were written."""
-    resource = lines(rank_folder(session) / "metrics.otlp.jsonl")[-1]["resourceMetrics"][0]
-    metrics: list[dict[str, Any]] = resource["scopeMetrics"][0]["metrics"]
-    return metrics
 
 
 @pytest.fixture
@@ -125,8 +115,8 @@ def test_after_a_clock_was_set_spans_events_and_summary_have_its_time(slept: tup
     session.close()
 
     folder, summary = rank_folder(session), summary_file(session)
-    traces = lines(folder / "spans.otlp.jsonl")[-1]["resourceSpans"][0]["scopeSpans"][0]["spans"]
-    event_s = lines(folder / "events.jsonl")[-1]["time_unix_ns"] / 1e9
+    traces = read_jsonl(folder / "spans.otlp.jsonl")[-1]["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    event_s = read_jsonl(folder / "events.jsonl")[-1]["time_unix_ns"] / 1e9
     assert state_of(folder, summary, {}, now_s)[0].word == "finished"
     for said_s in (summary["until_unix_s"], int(traces[-1]["endTimeUnixNano"]) / 1e9, event_s):
         assert said_s == pytest.approx(now_s, abs=60)
@@ -140,10 +130,9 @@ def test_a_clock_that_is_set_leaves_the_age_of_the_last_progress(slept: tuple[An
         pass
     session.close()
 
-    gauges = [metric for metric in last_metrics(session) if "gauge" in metric]
-    points = {metric["name"]: metric["gauge"]["dataPoints"][0] for metric in gauges}
+    points = last_points(rank_folder(session))
     for name in (c.HEARTBEAT_TIME.name, c.CHECKPOINT_LAST_SUCCESS_TIME.name):
-        age_s = int(points[name]["timeUnixNano"]) / 1e9 - points[name]["asDouble"]
+        age_s = int(points[name][0]["timeUnixNano"]) / 1e9 - points[name][0]["value"]
         assert 0 <= age_s < 60, name
 
 
@@ -158,9 +147,12 @@ def test_no_point_ends_before_it_began_where_the_clock_was_set_back(
     train(model, batches)
     session.close()
 
-    sums = [metric["sum"] for metric in last_metrics(session) if "sum" in metric]
-    points = [point for each in sums for point in each["dataPoints"]]
-    lasted_s = {(int(point["timeUnixNano"]) - int(point["startTimeUnixNano"])) / 1e9 for point in points}
+    points = [point for each in last_points(rank_folder(session)).values() for point in each]
+    lasted_s = {
+        (int(point["timeUnixNano"]) - int(point["startTimeUnixNano"])) / 1e9
+        for point in points
+        if "startTimeUnixNano" in point
+    }
     assert all(0 <= each < 60 for each in lasted_s), lasted_s
     assert lasted_s
 
@@ -335,11 +327,7 @@ def test_events_of_threads_without_a_ring_are_lost_records(watch: Watch) -> None
         with otel_train.stage("work"):
             arrived.wait(20)
 
-    threads = [threading.Thread(target=work) for _ in range(SIDE_RINGS + 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * (SIDE_RINGS + 3))
     session.close()
 
     telemetry = session.summary()["telemetry"]
@@ -356,7 +344,7 @@ def test_manual_steps_go_on_from_where_the_user_says(watch: Watch) -> None:
         otel_train.step()
     otel_train.event("resumed", checkpoint="x.pt")
     session.close()
-    events = lines(rank_folder(session) / "events.jsonl")
+    events = read_jsonl(rank_folder(session) / "events.jsonl")
     [event] = [event for event in events if event["name"] == "resumed"]
 
     assert session.summary()["steps"] == {"train": 3}
@@ -369,16 +357,10 @@ def test_manual_steps_go_on_from_where_the_user_says(watch: Watch) -> None:
 
 def gauges(session: Any) -> dict[str, dict[tuple[str, ...], float]]:
     session.close()
-    found: dict[str, dict[tuple[str, ...], float]] = {}
-    for metric in last_metrics(session):
-        points = (metric.get("gauge") or metric.get("sum") or {}).get("dataPoints", [])
-        found[metric["name"]] = {
-            tuple(item["value"]["stringValue"] for item in point.get("attributes", [])): float(
-                point.get("asDouble", point.get("asInt", 0))
-            )
-            for point in points
-        }
-    return found
+    return {
+        name: {tuple(point["labels"].values()): point["value"] for point in points if "value" in point}
+        for name, points in last_points(rank_folder(session)).items()
+    }
 
 
 def test_a_logged_tensor_is_what_it_was_when_it_was_logged(watch: Watch) -> None:
@@ -421,7 +403,9 @@ def test_a_loss_that_is_not_a_number_keeps_its_step(watch: Watch, poll_interval_
         optimizer.step()
         otel_train.log(loss=loss * float("nan") if number == 17 else loss)
     found = gauges(session)
-    events = [e for e in lines(rank_folder(session) / "events.jsonl") if e["name"] == c.NONFINITE_EVENT.name]
+    events = [
+        e for e in read_jsonl(rank_folder(session) / "events.jsonl") if e["name"] == c.NONFINITE_EVENT.name
+    ]
     kept = [span["attributes"] for span in spans_of(session) if span["name"] == c.RANK_STEP_SPAN.name]
 
     assert found["train.nonfinite.detections"]["loss",] == 1
@@ -455,7 +439,7 @@ def spans_of(session: Any) -> list[dict[str, Any]]:
     path = rank_folder(session) / "spans.otlp.jsonl"
     return [
         {**span, "attributes": {item["key"]: value_of(item) for item in span.get("attributes", [])}}
-        for line in (lines(path) if path.exists() else [])
+        for line in read_jsonl(path)
         for span in line["resourceSpans"][0]["scopeSpans"][0]["spans"]
     ]
 
@@ -479,8 +463,8 @@ def test_the_run_directory_is_what_its_contract_says(watch: Watch) -> None:
     in_stages_s = sum(row["self_seconds"] for row in summary["stages"])
     assert in_stages_s == pytest.approx(summary["wall_seconds"], rel=1e-6)
     assert json.loads((session.run_directory / "run.json").read_text())["run_name"] == "a run"
-    assert lines(folder / "events.jsonl")
-    assert lines(folder / "metrics.otlp.jsonl")
+    assert read_jsonl(folder / "events.jsonl")
+    assert read_jsonl(folder / "metrics.otlp.jsonl")
     assert {span["name"] for span in spans_of(session)} >= {
         c.RUN_SPAN.name, c.RUN_END_SPAN.name, c.STEP_SPAN.name, c.EVAL_SPAN.name, c.CHECKPOINT_SAVE_SPAN.name,
     }  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 
 from otel_train.cli.main import main
 from otel_train.stack.local import LocalStack
+from tests.support.json_lines import points_of, read_jsonl
 from tests.support.stack import ask, kill, stack, troubled, value, wait_for, webhook
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -26,17 +27,11 @@ SELECTED = 'train_steps_total{train_run_id="steady",train_phase="train"}'
 
 def exports_ms(path: Path) -> set[int]:
     """When the exports in a file of the run directory were made, by their counter of steps."""
-    times = set()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        for resource in json.loads(line)["resourceMetrics"]:
-            for scope in resource["scopeMetrics"]:
-                times |= {
-                    int(point["timeUnixNano"]) // 1_000_000
-                    for metric in scope["metrics"]
-                    if metric["name"] == "train.steps"
-                    for point in metric["sum"]["dataPoints"]
-                }
-    return times
+    return {
+        int(point["timeUnixNano"]) // 1_000_000
+        for export in read_jsonl(path)
+        for point in points_of(export).get("train.steps", ())
+    }
 
 
 def stored_ms(made: LocalStack) -> set[int]:
