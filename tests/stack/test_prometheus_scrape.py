@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from otel_train.catalog import Kind, Label, Metric
-from otel_train.datamodel import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
+from otel_train.catalog import Kind, Metric
+from otel_train.datamodel import Exemplar, ExportBatch, MetricFamily, Point, Snapshot
 from otel_train.exporters.prometheus import PrometheusExporter
-from tests.support.snapshots import RESOURCE
+from tests.support.snapshots import LOADER, RESOURCE, STEPS, step_durations
 from tests.support.stack import program, wait_for
 
 pytestmark = pytest.mark.stack
 
-LOADER = Label(name="train.loader", bound=16, meaning="Which loader.")
 BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 STEP = Metric(
     name="train.step.duration",
@@ -36,7 +35,6 @@ STEP = Metric(
     labels=(LOADER,),
     bounds=BOUNDS,
 )
-STEPS = Metric(name="train.steps", unit="{step}", kind=Kind.COUNTER, meaning="Steps done.", labels=(LOADER,))
 LABELS = {"train_run_id": "run-1", "train_rank": "0", "host_name": "here"}
 TRACE_ID = 0xABCDEF0123456789ABCDEF0123456789
 DURATIONS_S = np.random.default_rng(7).lognormal(mean=-3, sigma=0.8, size=20_000)
@@ -44,24 +42,9 @@ DURATIONS_S = np.random.default_rng(7).lognormal(mean=-3, sigma=0.8, size=20_000
 
 def metrics(durations_s: Any) -> Snapshot:
     """What an honest aggregator makes of these durations."""
-    counts = [0] * (len(BOUNDS) + 1)
-    for duration_s in durations_s:
-        counts[bisect.bisect_left(BOUNDS, duration_s)] += 1
     now_ns = time.time_ns()
-    slowest = float(max(durations_s))
-    point = HistogramPoint(
-        attributes=(("train.loader", "code"),),
-        count=len(durations_s),
-        sum=float(sum(durations_s)),
-        min=float(min(durations_s)),
-        max=slowest,
-        zero_count=0,
-        scale=0,
-        offset=0,
-        exponential_counts=(),
-        explicit_counts=tuple(counts),
-        exemplars=(Exemplar(slowest, now_ns, TRACE_ID, 0x1234),),
-    )
+    exemplar = Exemplar(float(max(durations_s)), now_ns, TRACE_ID, 0x1234)
+    point = step_durations(map(float, durations_s), bounds=BOUNDS, exemplars=[exemplar])
     steps = Point((("train.loader", "code"),), float(len(durations_s)))
     return Snapshot(now_ns - 10**9, now_ns, (MetricFamily(STEP, (point,)), MetricFamily(STEPS, (steps,))))
 

@@ -4,8 +4,33 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+
+def served_s(port: int, byte: bytes) -> float:
+    """How long a client is served that sends this byte again and again and is never silent: at most 10 s."""
+    begun_s = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port)) as client, suppress(OSError):
+        client.settimeout(0.1)
+        while time.monotonic() < begun_s + 10:
+            client.sendall(byte)
+            with suppress(TimeoutError):
+                if client.recv(1) == b"":
+                    break
+    return time.monotonic() - begun_s
+
+
+def answered(port: int, request: bytes) -> bytes:
+    """The beginning of the answer; empty where the connection is closed, be it while we still send."""
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(5)
+        with suppress(OSError):
+            client.sendall(request)
+        with suppress(ConnectionResetError):
+            return client.recv(1000)
+    return b""
 
 
 @contextmanager

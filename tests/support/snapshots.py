@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Iterable, Sequence
 
 from otel_train.catalog import Kind, Label, Metric
 from otel_train.datamodel import (
@@ -40,6 +42,23 @@ RESOURCE: dict[str, AttributeValue] = {
 START_NS = 1_700_000_000_000_000_000
 TRACE_ID = 0x0123456789ABCDEF0123456789ABCDEF
 SPAN_ID = 0x00FEDCBA98765432
+
+
+def step_durations(
+    durations_s: Iterable[float],
+    *,
+    bounds: Sequence[float] = STEP.bounds,
+    loader: str = "code",
+    exemplars: Iterable[Exemplar] = (),
+) -> HistogramPoint:
+    """The series of a loader's steps that took so long, in explicit buckets alone."""
+    each, counts = list(durations_s), [0] * (len(bounds) + 1)
+    for duration_s in each:
+        counts[bisect.bisect_left(bounds, duration_s)] += 1
+    whose, ends = (("train.loader", loader),), (min(each), max(each))
+    return HistogramPoint(
+        whose, len(each), math.fsum(each), *ends, 0, 0, 0, (), tuple(counts), tuple(exemplars)
+    )
 
 
 def snapshot(steps: float = 7.0, *, second: int = 10) -> Snapshot:

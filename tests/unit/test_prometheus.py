@@ -13,7 +13,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,21 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from otel_train.datamodel import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
+from otel_train.datamodel import Exemplar, ExportBatch, MetricFamily, Point, Snapshot
 from otel_train.errors import ConfigError
 from otel_train.exporters.prometheus import PrometheusExporter
-from tests.support.slow_clients import trickling
-from tests.support.snapshots import HEARTBEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
+from tests.support.slow_clients import answered, served_s, trickling
+from tests.support.snapshots import (
+    HEARTBEAT,
+    RESOURCE,
+    SPAN_ID,
+    STEP,
+    STEPS,
+    TRACE_ID,
+    WORKERS,
+    snapshot,
+    step_durations,
+)
 
 LABELS = {"train_run_id": "run-1", "train_rank": "3"}
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -132,22 +142,8 @@ def test_any_metrics_are_read_back(  # noqa: PLR0917  # hypothesis
 ) -> None:
     """Law 6, for quotes, newlines, infinities and values on a bucket's edge."""
     attributes = (("train.loader", loader),)
-    counts = [0, 0, 0, 0]
-    for each in seen:
-        counts[sum(each > bound for bound in STEP.bounds)] += 1
-    point = HistogramPoint(
-        attributes=attributes,
-        count=len(seen),
-        sum=math.fsum(seen),
-        min=min(seen),
-        max=max(seen),
-        zero_count=0,
-        scale=0,
-        offset=0,
-        exponential_counts=(),
-        explicit_counts=tuple(counts),
-        exemplars=tuple(Exemplar(each, 1_700_000_000_123_456_789, 1, 2) for each in seen),
-    )
+    exemplars = [Exemplar(each, 1_700_000_000_123_456_789, 1, 2) for each in seen]
+    point = step_durations(seen, loader=loader, exemplars=exemplars)
     families = (
         MetricFamily(STEP, (point,)),
         MetricFamily(STEPS, (Point(attributes, value),)),
@@ -162,7 +158,9 @@ def test_any_metrics_are_read_back(  # noqa: PLR0917  # hypothesis
             gauge, rel=0, abs=0, nan_ok=True
         )
         shown = {s.labels["le"]: s.value for s in read["train_step_duration_seconds"] if "le" in s.labels}
-        assert list(shown.values()) == [sum(counts[: end + 1]) for end in range(4)]
+        assert list(shown.values()) == [
+            sum(each <= bound for each in seen) for bound in (*STEP.bounds, math.inf)
+        ]
 
 
 def test_a_metric_that_was_not_measured_is_not_on_the_page(exporter: PrometheusExporter) -> None:
@@ -301,16 +299,7 @@ def test_of_too_many_clients_the_one_goes_that_has_been_unfinished_for_longest(
 
 def test_a_request_has_two_seconds_in_all(exporter: PrometheusExporter) -> None:
     """A limit on silence alone is reset by every byte."""
-    begun_s = time.monotonic()
-    with socket.create_connection(("127.0.0.1", exporter.port)) as client, suppress(OSError):
-        client.settimeout(0.1)
-        while time.monotonic() < begun_s + 10:
-            client.sendall(b"X")
-            with suppress(TimeoutError):
-                if client.recv(1) == b"":
-                    break
-
-    assert 1.5 < time.monotonic() - begun_s < 4
+    assert 1.5 < served_s(exporter.port, b"X") < 4
 
 
 @pytest.mark.parametrize(
@@ -322,14 +311,7 @@ def test_a_request_has_two_seconds_in_all(exporter: PrometheusExporter) -> None:
 )
 def test_a_request_has_eight_kilobytes_in_all(exporter: PrometheusExporter, request_: bytes) -> None:
     """What stands behind them, the name of the host say, is not passed over: nothing is answered."""
-    with socket.create_connection(("127.0.0.1", exporter.port)) as client:
-        client.settimeout(3)
-        with suppress(OSError):
-            client.sendall(request_)
-        try:
-            answer = client.recv(1000)
-        except ConnectionResetError:  # it is closed while we still send
-            answer = b""
+    answer = answered(exporter.port, request_)
 
     assert answer == b"" or answer.startswith(b"HTTP/1.0 431")
 

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,8 @@ from otel_train.ui.server import PageServer, browser_url, has_screen, listen
 from tests.support.command_line import Cli
 from tests.support.flight import PrivateMemory
 from tests.support.left_run import MS, leave_run, say_summary
-from tests.support.slow_clients import trickling
+from tests.support.programs import line
+from tests.support.slow_clients import answered, served_s, trickling
 from tests.unit.test_report import metrics_line
 
 START_S = 10**9
@@ -516,8 +516,7 @@ def test_the_page_is_served_without_torch_until_ctrl_c(word: str, tmp_path: Path
     command = [sys.executable, "-c", SERVE, "ui", word, "--no-open", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as served:
         try:
-            assert served.stdout is not None
-            address = served.stdout.readline().split()[-1]
+            address = line(served).split()[-1]
             connection = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"), timeout=60)
             connection.request("GET", "/run/r1?tab=timing")
             answer = connection.getresponse()
@@ -578,22 +577,8 @@ def test_the_page_comes_while_forty_clients_trickle(port: int) -> None:
 
 def test_a_request_for_the_page_has_two_seconds_and_eight_kilobytes_in_all(port: int) -> None:
     """Its server knows neither limit."""
-    begun_s = time.monotonic()
-    with socket.create_connection(("127.0.0.1", port)) as client, suppress(OSError):
-        client.settimeout(0.1)
-        while time.monotonic() < begun_s + 10:
-            client.sendall(b"G")
-            with suppress(TimeoutError):
-                if client.recv(1) == b"":
-                    break
-    assert 1.5 < time.monotonic() - begun_s < 5
-
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.settimeout(5)
-        with suppress(OSError):
-            client.sendall(b"GET /?" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        with suppress(ConnectionResetError):  # it is closed while we still send
-            assert client.recv(100) == b""
+    assert 1.5 < served_s(port, b"G") < 5
+    assert answered(port, b"GET /?" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
 
 
 def test_a_browser_keeps_its_connection_from_page_to_page(port: int) -> None:
