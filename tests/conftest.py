@@ -9,11 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.support.command_line import Cli, Ended
+
+if TYPE_CHECKING:
+    from tests.support.receiver import Received
+    from tests.support.written import Writer
 
 # Started in the background, or under nohup, Ctrl-C or SIGHUP is ignored: the programs under test must not inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -83,6 +88,33 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
         return Ended(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def receiver() -> Iterator[Received]:
+    """A healthy receiver of OTLP over HTTP."""
+    from tests.support.receiver import http_receiver
+
+    with http_receiver() as received:
+        yield received
+
+
+@pytest.fixture
+def writer() -> Iterator[Writer]:
+    """What public functions write."""
+    from tests.support.written import Writer
+
+    with Writer().active() as writes:
+        yield writes
+
+
+@pytest.fixture
+def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is one that was removed."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import otel_train
 from otel_train import catalog as c
 from tests.support.inside import inside
+from tests.support.waiting import in_threads
 
 pytestmark = pytest.mark.timeout(300)
 QUIET: dict[str, Any] = {"prometheus": False, "console": False, "tuning": {"poll_interval_s": 0.02}}
@@ -161,11 +161,7 @@ def test_many_threads_may_make_iterators_of_one_loader(tmp_path: Path) -> None:
     before = dict(vars(loader))
     seen: list[int] = []
     session = otel_train.instrument(loaders={"rows": loader}, run_dir=str(tmp_path), **QUIET)
-    threads = [threading.Thread(target=lambda: seen.extend(len(x) for x, _ in loader)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[lambda: seen.extend(len(x) for x, _ in loader)] * 4)
     session.close()
 
     assert len(seen) == 16

@@ -19,6 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, loader, sgd
+from tests.support.waiting import in_threads
 
 Observed = Callable[..., dict[str, Any]]
 
@@ -561,17 +562,6 @@ def test_a_loop_in_a_thread_behind_a_queue_keeps_its_name(observed: Observed) ->
     assert passes(observed(repeated(3, epoch))) == {"source": 3}
 
 
-def in_two_threads(work: Callable[[], None]) -> Callable[[], None]:
-    def program() -> None:
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    return program
-
-
 def test_threads_that_run_side_by_side_have_a_name_each(observed: Observed) -> None:
     """Two trainings in one process share their code, not their metrics."""
     both = threading.Barrier(2)
@@ -581,7 +571,7 @@ def test_threads_that_run_side_by_side_have_a_name_each(observed: Observed) -> N
         for _ in train_loader:
             both.wait(30)
 
-    assert passes(observed(in_two_threads(work))) == {"train_loader": 1, "train_loader_2": 1}
+    assert passes(observed(lambda: in_threads(work, work))) == {"train_loader": 1, "train_loader_2": 1}
 
 
 def test_threads_that_begin_at_once_have_a_name_each(observed: Observed) -> None:
@@ -599,7 +589,7 @@ def test_threads_that_begin_at_once_have_a_name_each(observed: Observed) -> None
         for _ in train_loader:
             pass
 
-    assert passes(observed(in_two_threads(work))) == {"train_loader": 1, "train_loader_2": 1}
+    assert passes(observed(lambda: in_threads(work, work))) == {"train_loader": 1, "train_loader_2": 1}
 
 
 def test_a_loader_that_comes_back_is_distinguished_from_the_one_made_after_it(observed: Observed) -> None:

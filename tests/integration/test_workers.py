@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.receiver import Received, http_receiver
+from tests.support.receiver import Received
 from tests.support.zero_code import environment, printed_by
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests.integration.workers.program"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def receiver() -> Iterator[Received]:
-    """A collector that the program's environment names, as workers inherit it."""
-    with http_receiver() as received:
-        yield received
 
 
 def said_by(how: str, folder: Path, receiver: Received) -> dict[str, Any]:

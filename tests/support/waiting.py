@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -23,3 +24,12 @@ def until(holds: Callable[[], T | None], what: str = "what the test waits for", 
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return found
+
+
+def in_threads(*works: Callable[[], object]) -> None:
+    """Does each of these in a thread of its own, and waits for all."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

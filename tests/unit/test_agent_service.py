@@ -27,6 +27,7 @@ from otel_train.safety import Guard
 from otel_train.testing import FakeClock, Kept
 from tests.support.flight import PrivateMemory
 from tests.support.runs import run_state
+from tests.support.waiting import in_threads
 
 TRAINING = Flag.GRAD | Flag.TRAINING
 
@@ -152,12 +153,6 @@ def test_of_threads_that_are_read_in_one_turn_the_one_that_trained_first_leads(r
     assert rig.run.leading.name == "first"
 
 
-def in_thread(do: Callable[[], object]) -> None:
-    thread = threading.Thread(target=do)
-    thread.start()
-    thread.join()
-
-
 def begun_in_a_thread(do: Callable[[Rig], object]) -> Rig:
     """Returns what was made in a thread that did this and is over."""
     rigs: list[Rig] = []
@@ -167,7 +162,7 @@ def begun_in_a_thread(do: Callable[[Rig], object]) -> Rig:
         rigs[0].rings.limit(None)
         do(rigs[0])
 
-    in_thread(begin)
+    in_threads(begin)
     return rigs[0]
 
 
@@ -191,7 +186,7 @@ def test_a_thread_that_only_reads_does_not_lead_because_it_began_the_session() -
 
     def fetch(rig: Rig) -> None:
         rig.end_pass()
-        in_thread(lambda: rig.steps(12))
+        in_threads(lambda: rig.steps(12))
         rig.end_pass()
 
     rig = begun_in_a_thread(fetch)

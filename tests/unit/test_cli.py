@@ -37,6 +37,7 @@ from otel_train.ui.captures import artifacts
 from tests.support.command_line import Cli
 from tests.support.left_run import leave_run
 from tests.support.made_trace import training
+from tests.support.programs import line
 from tests.support.waiting import until
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -370,8 +371,7 @@ def test_ctrl_c_ends_a_command_whose_disk_does_not_answer() -> None:
     ptrace, seize, interrupt = ctypes.CDLL(None).ptrace, 0x4206, 0x4207  # linux/ptrace.h
     # Another thread would take the signal of one that is held.
     with ended_by_one_ctrl_c(WAITING, OPENBLAS_NUM_THREADS="1") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
+        assert line(process) == "waits"
         until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, "it waits")
         assert ptrace(seize, process.pid, None, None) == ptrace(interrupt, process.pid, None, None) == 0
         assert os.WIFSTOPPED(os.waitpid(process.pid, 0)[1])
@@ -390,12 +390,11 @@ sys.exit(main())
 def test_one_ctrl_c_ends_the_pages_of_runs_whose_disk_does_not_answer(run_of_two: Path) -> None:
     """A request that is being answered is in a thread which the interpreter waits for at its end."""
     with ExitStack() as browsers, ended_by_one_ctrl_c(HUNG_PAGE, str(run_of_two.parent)) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().split()[-1]
+        address = line(process).split()[-1]
         port = int(address.rstrip("/").rpartition(":")[2])
         browser = browsers.enter_context(socket.create_connection(("127.0.0.1", port)))
         browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert process.stdout.readline() == "waits\n"
+        assert line(process) == "waits"
 
 
 @pytest.mark.parametrize("words", [["summary", "r1"], ["analyze"], ["validate"], ["compare", "r1", "r2"]])
@@ -987,15 +986,6 @@ def test_an_error_for_want_of_memory_blames_no_file(
         r"unexpected MemoryError in \w+\.py, line \d+\. No memory is left: raise the limit", line
     )
     assert "damaged" not in line
-
-
-@pytest.fixture
-def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory is one that was removed."""
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
 
 
 @pytest.mark.usefixtures("gone")

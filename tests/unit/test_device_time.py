@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide, FakeDriver, FakeEvent
 from tests.support.flight import PrivateMemory
+from tests.support.waiting import in_threads
 
 MS = 10**6
 
@@ -302,9 +302,7 @@ def test_events_are_read_on_a_device_that_is_in_use() -> None:
 
 
 def in_another_thread(bench: Bench) -> None:
-    thread = threading.Thread(target=bench.stage, args=(FORWARD,), kwargs={"host_ms": 1})
-    thread.start()
-    thread.join()
+    in_threads(lambda: bench.stage(FORWARD, host_ms=1))
 
 
 def mark(bench: Bench) -> None:

@@ -264,14 +264,9 @@ def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
     assert "OTEL_TRAIN_RUN_DIR" in finding.remedy
 
 
-def test_a_run_directory_below_a_working_directory_that_is_gone_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("gone")
+def test_a_run_directory_below_a_working_directory_that_is_gone_is_a_problem() -> None:
     """A run there writes no files, and says so once; the doctor asked its user to report a fault."""
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
     finding = only(runs(Path("runs")), PROBLEM)
 
     assert finding.what == "runs cannot be made: the working directory is gone"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -14,13 +12,6 @@ from otel_train.aggregation.series_names import SeriesNames
 from otel_train.instrumentation.stages import active_session
 from otel_train.recording.events import Op
 from tests.support.written import Writer
-
-
-@pytest.fixture
-def writer() -> Iterator[Writer]:
-    """What the epochs of a test write."""
-    with Writer().active() as writes:
-        yield writes
 
 
 def test_a_block_is_an_epoch(writer: Writer) -> None:

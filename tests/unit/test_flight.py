@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import SIDE_RINGS, RingEntry
 from otel_train.testing import FakeClock
 from tests.support.flight import PrivateMemory
+from tests.support.waiting import in_threads
 
 ANCHOR = Anchor(5_000, 100)
 
@@ -304,9 +306,7 @@ def test_a_thread_that_ended_between_two_copies_is_in_the_file_to_its_last_edge(
             recorder.edge(number)
             clock.tick(1)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_threads(work)
     memory.free(recorder.threads[-1].slot)  # as the agent does, which has read it
     rings.copy_now(7_000)
 
@@ -329,9 +329,7 @@ def test_a_ring_that_another_thread_got_between_two_copies_has_the_edges_of_that
             clock.tick(1)
 
     for numbers in (*[range(1, 11)] * SIDE_RINGS, range(21, 61)):
-        thread = threading.Thread(target=write, args=(numbers,))
-        thread.start()
-        thread.join()
+        in_threads(partial(write, numbers))
         rings.copy_now(7_000)
         rings.release(rings.threads[-1])  # as the agent does, which has read it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,13 +43,6 @@ class FakeJax:
 def jax() -> FakeJax:
     """A JAX that computes."""
     return FakeJax()
-
-
-@pytest.fixture
-def writer() -> Iterator[Writer]:
-    """What the functions of a test write."""
-    with Writer().active() as writes:
-        yield writes
 
 
 def add(a: int, b: int = 1) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from otel_train.trackers.schedule import HeldOperations, operation_calls
 from tests.support.flight import PrivateMemory
+from tests.support.waiting import in_threads
 
 
 class Bench:
@@ -59,9 +59,7 @@ def test_a_token_may_end_in_another_thread() -> None:
     bench = Bench()
     token = bench.timers.begin("upload")
     bench.clock.tick(4)
-    thread = threading.Thread(target=bench.timers.end, args=(token,))
-    thread.start()
-    thread.join()
+    in_threads(lambda: bench.timers.end(token))
 
     assert bench.lasted() == [("upload", 4)]
 

@@ -75,12 +75,6 @@ def answering(answer: Callable[[socket.socket], object]) -> Iterator[str]:
         assert not thread.is_alive()
 
 
-@pytest.fixture
-def receiver() -> Iterator[Received]:
-    with http_receiver() as received:
-        yield received
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("signal", ["metrics", "traces"])
 def test_an_otlp_answer_with_nothing_rejected_is_accepted(

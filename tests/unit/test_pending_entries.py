@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +16,7 @@ from otel_train.recording.shared_memory import (
     PendingEntry,
     unreported,
 )
+from tests.support.waiting import in_threads
 
 
 def memory() -> memoryview:
@@ -105,10 +104,6 @@ def test_threads_that_log_at_once_use_slots_of_their_own() -> None:
         for _ in range(500):
             queue.log({"loss": 1.0})
 
-    threads = [threading.Thread(target=log) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[log] * 4)
 
     assert len(unreported_values(shared)) == 2000

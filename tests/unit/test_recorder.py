@@ -15,6 +15,7 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import SIDE_RINGS
 from otel_train.testing import FakeClock
 from tests.support.flight import PrivateMemory
+from tests.support.waiting import in_threads
 
 
 @pytest.fixture
@@ -32,12 +33,6 @@ def memory() -> Iterator[PrivateMemory]:
 @pytest.fixture
 def recorder(memory: PrivateMemory, clock: FakeClock) -> Recorder:
     return Recorder(memory, clock=clock)
-
-
-def in_thread(do: object) -> None:
-    thread = threading.Thread(target=do)  # type: ignore[arg-type]  # a callable
-    thread.start()
-    thread.join()
 
 
 def test_a_source_has_one_number(recorder: Recorder) -> None:
@@ -68,7 +63,7 @@ def test_an_edge_goes_to_the_ring_of_its_thread(recorder: Recorder, clock: FakeC
     source = recorder.source(SourceKind.STAGE, "work")
     recorder.edge(code(Op.BEGIN, source))
     clock.tick(ns=5)
-    in_thread(lambda: recorder.edge(code(Op.END, source)))
+    in_threads(lambda: recorder.edge(code(Op.END, source)))
     mine, other = recorder.threads
 
     assert mine is recorder.main
@@ -82,7 +77,7 @@ def test_a_thread_that_is_over_is_noticed_and_its_ring_is_used_again(
     """A pool that makes threads for ever must not use up the rings, nor lose the last edges."""
     source = recorder.source(SourceKind.STAGE, "work")
     for _ in range(3 * SIDE_RINGS):
-        in_thread(lambda: recorder.edge(code(Op.BEGIN, source)))
+        in_threads(lambda: recorder.edge(code(Op.BEGIN, source)))
         gc.collect()
         over = recorder.threads[-1]
         assert over.ended
@@ -99,7 +94,7 @@ def test_a_thread_with_the_identity_of_the_one_that_began_has_a_ring_of_its_own(
 ) -> None:
     """The system gives the identity of a thread that is over to the next: the waits of one were forwards of the other's."""
     made: list[Recorder] = []
-    in_thread(lambda: made.append(Recorder(memory, clock=clock)))
+    in_threads(lambda: made.append(Recorder(memory, clock=clock)))
     (recorder,), idents = made, set()
     word = code(Op.BEGIN, recorder.source(SourceKind.STAGE, "work"))
 
@@ -108,7 +103,7 @@ def test_a_thread_with_the_identity_of_the_one_that_began_has_a_ring_of_its_own(
         recorder.edge(word)
 
     for _ in range(20):
-        in_thread(work)
+        in_threads(work)
 
     assert recorder.main.ident in idents
     assert recorder.main.ring.written == 0
@@ -132,7 +127,7 @@ def test_a_recorder_does_not_outlive_its_session_in_a_thread_that_goes_on(
         gc.collect()
         left.append(gone())
 
-    in_thread(trial)
+    in_threads(trial)
 
     assert left == [None]
 
@@ -147,11 +142,7 @@ def test_events_of_more_threads_than_there_are_rings_are_counted_as_lost(recorde
         arrived.wait(20)
 
     for _ in range(4):
-        threads = [threading.Thread(target=work) for _ in range(pool)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*[work] * pool)
         gc.collect()
 
     assert recorder.unread == 4 * pool - SIDE_RINGS  # the agent has read none

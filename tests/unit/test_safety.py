@@ -6,7 +6,6 @@ import errno
 import gc
 import logging
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from otel_train.safety import DaemonThread, Guard, collection_deferred, sigchld_deferred
+from tests.support.waiting import in_threads
 
 
 def fail_in(guard: Guard, fault: BaseException) -> None:
@@ -144,9 +144,7 @@ def test_another_thread_leaves_handlers_alone() -> None:
         with sigchld_deferred():
             seen.append(signal.getsignal(signal.SIGCHLD))
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_threads(work)
 
     assert seen == [complain]
 

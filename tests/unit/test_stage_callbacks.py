@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +13,7 @@ from otel_train.recording.events import Ending, Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from tests.support.flight import PrivateMemory
+from tests.support.waiting import in_threads
 
 MS = 1_000_000
 
@@ -176,9 +176,7 @@ def test_a_handle_may_be_removed_from_inside_and_from_another_thread() -> None:
     bench.fetch("train")
     bench.fetch("train")
     other = bench.hooks.add("data", bench.say("other"), None)
-    thread = threading.Thread(target=other.remove)
-    thread.start()
-    thread.join()
+    in_threads(other.remove)
     bench.fetch("train")
 
     assert bench.called == ["once"]
@@ -321,9 +319,7 @@ def test_another_thread_has_its_own_last_batch() -> None:
         bench.fetch("background", 6)
         said.append((bench.last.loader, bench.last.fetch_ms))
 
-    thread = threading.Thread(target=read)
-    thread.start()
-    thread.join()
+    in_threads(read)
 
     assert said == [(None, None), ("background", 6.0)]
     assert bench.last.loader == "code"

@@ -13,13 +13,6 @@ from otel_train.instrumentation.stages import Checkpoint, Epoch, Stage, active_s
 from tests.support.written import Writer
 
 
-@pytest.fixture
-def writer() -> Iterator[Writer]:
-    """What the stages of a test write."""
-    with Writer().active() as writes:
-        yield writes
-
-
 class Oops(Exception):  # noqa: N818 - not an error of the program
     pass
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 from tests.support.flight import PrivateMemory
+from tests.support.waiting import in_threads
 
 torch = pytest.importorskip("torch")
 
@@ -247,9 +247,7 @@ def test_tensors_are_copied_and_pickled_as_before(bench: Bench) -> None:
 
 def test_a_thread_that_trains_nothing_writes_nothing(bench: Bench) -> None:
     """DataLoader pins in a thread of its own: that is not the training thread's time."""
-    thread = threading.Thread(target=lambda: torch.ones(8).to(AWAY))
-    thread.start()
-    thread.join()
+    in_threads(lambda: torch.ones(8).to(AWAY))
 
     assert bench.written() == []
     assert len(bench.recorder.threads) == 1
@@ -262,9 +260,7 @@ def test_a_second_training_thread_is_seen(bench: Bench) -> None:
         bench.recorder.edge(0)
         torch.ones(8).to(AWAY)
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
+    in_threads(train)
 
     assert bench.recorder.threads[1].ring.written == 3
 
