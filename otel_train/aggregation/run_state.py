@@ -22,14 +22,8 @@ from otel_train.aggregation.counters import (
     Transfers,
     WorkBeside,
 )
-from otel_train.aggregation.run_events import (
-    CaptureTotals,
-    Checkpoints,
-    EpochTracker,
-    EvalPasses,
-    StallContext,
-    Stalls,
-)
+from otel_train.aggregation.epochs import EpochBoundary, EpochTracker
+from otel_train.aggregation.run_events import CaptureTotals, Checkpoints, EvalPasses, StallContext, Stalls
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.aggregation.spans import MOST_CHILDREN, Ids, SamplingRules, SpanBuilder, SpanSampler
 from otel_train.catalog import (
@@ -44,7 +38,6 @@ from otel_train.datamodel import NS_PER_S, Anchor, AttributeValue, Capture, Comp
 from otel_train.recording.events import END, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Op
 
 if TYPE_CHECKING:
-    from otel_train.aggregation.run_events import EpochBoundary
     from otel_train.recording.events import Instrumented
 
 

@@ -18,7 +18,7 @@ from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
     from otel_train.aggregation.counters import Totals
-    from otel_train.aggregation.run_events import EpochBoundary
+    from otel_train.aggregation.epochs import EpochBoundary
     from otel_train.aggregation.series_names import SeriesNames
     from otel_train.bottleneck.dataloader import LoaderFacts
 

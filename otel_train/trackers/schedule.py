@@ -14,7 +14,7 @@ from otel_train.safety import Guard
 from otel_train.trackers.metrics import EpochWindow, FlatMetrics, FlatRow, left_out, without
 
 if TYPE_CHECKING:
-    from otel_train.aggregation.run_events import EpochBoundary
+    from otel_train.aggregation.epochs import EpochBoundary
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
 

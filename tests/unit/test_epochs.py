@@ -7,7 +7,7 @@ import pytest
 
 import otel_train
 from otel_train.accounting.types import NOTHING
-from otel_train.aggregation.run_events import EpochTracker
+from otel_train.aggregation.epochs import EpochTracker
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.instrumentation.stages import active_session
 from otel_train.recording.events import Op
