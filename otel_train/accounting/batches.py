@@ -334,6 +334,11 @@ class Batches:
             return Batch(in_hand=in_hand)
         return Batch(loader=left_over.source, left_over=left_over, between=not left_over.drawn_again)
 
+    def _has_another(self) -> bool:
+        """Returns whether a batch of training is in hand, or a part of its step, that another loader has interrupted."""
+        interrupted = self._interrupted is not None and self._interrupted[1] is self._book.open
+        return interrupted or self._phases.in_hand >= 0
+
     def _drop_left_over(self) -> None:
         """Counts no step for a batch that was in hand when its pass was left, and is not used: others of the pass were."""
         left_over = self._phases.left_over
@@ -430,13 +435,17 @@ class Batches:
             whole = batch.row[0] if batch.row else batch
             self._join_or_part(None)
             if all(each.ended for each in whole.passes):  # as after next(iter(loader)): it may be used yet
-                self._phases.left_over = whole.passes[-1]
                 self._phases.waiting.append(whole)
-                whole.dropped = True
-                self._open(self._batch_in_hand() if self._phases.left_over.drawn_again else None)
+                whole.dropped, last = True, whole.passes[-1]
+                whole.fetched = not (last.computed and self._has_another())
+                self._phases.left_over = last if whole.fetched else None
+                self._open(self._batch_in_hand() if whole.fetched and last.drawn_again else None)
             return  # or it was drawn for a batch of another loader, which goes on
         self.boundary(_PASS_END)
         self._phases.left_over = None
+        rest = [each for each in batch.passes if not each.ended]
+        if rest:
+            self._interrupted = rest[-1], self._book.open
         self._open(None)
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:

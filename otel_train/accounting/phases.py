@@ -77,7 +77,7 @@ class BatchPhases:
         """Models, and parts of them, that have run with gradients to train."""
         self._inside: set[tuple[int, int]] = set()
         """Models, each with one that has run inside it with gradients to train."""
-        self._in_hand = -1
+        self.in_hand = -1
         """Loader of a batch that no model has used when another loader was asked."""
         self._trained_last: list[Pass] = []
         """Passes of the batch that trained last."""
@@ -165,9 +165,11 @@ class BatchPhases:
         opened, batch = batch, self._take_evaluation_ahead(batch)
         declared = self._declared(batch) > TRAIN
         is_named = batch.passes and self._sources.named[batch.loader] >= 0
+        in_hand = batch.loader if self._is_in_hand(batch, asked) else -1
         ends: tuple[int, ...] = LIKELY_TRAINING if self.is_certain and not is_named else TRAINING
         ends = (UPDATED,) if self.attacks(batch) else ends
         head, tail = self._split_training(() if declared else ends, batch)
+        self.in_hand = in_hand if in_hand >= 0 else self.in_hand
         if why is _MARK and self._trains_by_marks(batch):
             head, tail = self._end_marked_step(batch, tail), []
         trained_before, opened.trained = opened.trained, opened.trained or bool(head)
@@ -185,8 +187,6 @@ class BatchPhases:
         elif trained or not batch.passes or self._goes_on(batch):
             self._book_own_code(tail, batch, of_step=of_step)
         else:  # no model ran
-            if asked is not None and batch.fetched and self._purpose(batch.loader) <= TRAIN:
-                self._in_hand = batch.loader
             ahead = self.trained and asked in batch.passes  # the model may run in the batches that follow
             known = self.phase_of(batch.passes[0]) if self._decision.manual and not ahead else batch.shown
             if known >= 0:
@@ -205,6 +205,11 @@ class BatchPhases:
             and not self.is_named_evaluation(batch)
             and sum(before.cached for before in self.waiting) < MOST_CACHED
         )
+
+    def _is_in_hand(self, batch: Batch, asked: Pass | None) -> bool:
+        """Returns whether no model has used a batch of training when another loader is asked: at most its step was finished."""
+        is_other = asked is not None and batch.fetched and asked not in batch.passes
+        return is_other and self._purpose(batch.loader) <= TRAIN and not batch.has_forward
 
     def _goes_on(self, batch: Batch) -> bool:
         """Returns whether a batch was trained on before a checkpoint or a report, which has ended its step."""
@@ -404,7 +409,7 @@ class BatchPhases:
                     self._book_batch(before, TRAIN)
                     for each in before.passes:
                         each.caches |= before.cached
-            self.trained, self._in_hand = True, -1
+            self.trained, self.in_hand = True, -1
             step = self._book.open
             asked = step.asked or step is batch.asked_in
             head = items[: last + 1] if asked else self._take_evaluation(items[: last + 1], batch)
@@ -457,15 +462,17 @@ class BatchPhases:
         So it is between a backward and the update of its step.
         """
         asked = batch.passes or ([] if batch.left_over is None else [batch.left_over])
-        apart = [each for each in asked if self._purpose(each.source) > TRAIN]
+        apart = [each for each in asked if max(self._purpose(each.source), each.phase) > TRAIN]
         if not apart:
             return batch
         passes = [each for each in asked if each not in apart]
-        in_hand = passes[-1].source if passes else self._in_hand
+        in_hand = passes[-1].source if passes else self.in_hand
         first, looks = self._early_forwards(batch.items)
         updates = first < len(batch.items) and batch.items[first][SHOWS] == UPDATED
         if updates and self._book.open.trained and not passes:  # after a backward of the step
             in_hand = self._book.open.loader
+            looks = [n for n in range(first) if batch.items[n][SHOWS] in FORWARDS]
+        elif passes and first == len(batch.items):  # nothing has trained yet
             looks = [n for n in range(first) if batch.items[n][SHOWS] in FORWARDS]
         if not looks or (in_hand < 0 and batch.passes):
             return batch
@@ -537,6 +544,8 @@ class BatchPhases:
 
     def split_row(self, batch: Batch) -> None:
         """Splits what may have been one batch into several."""
+        if batch.row and self._purpose(batch.row[-1].loader) <= TRAIN:
+            self.in_hand = batch.row[-1].loader
         self.waiting += batch.row
         batch.row = []
 

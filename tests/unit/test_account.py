@@ -483,6 +483,26 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("zipped with a training loader they are not",
          times(2, lambda t: t.repeat(2, lambda u: u.ask("val").ask().forward(flags=Flag.GRAD).backward()).update())
          .stop("val").stop(), durations=[2 * (5 + MICRO) + 7] * 2, evals=[]),
+    # nanochat fetches the next batch before the update, and evaluates some batches at the top of the loop.
+    loop("an evaluation of several batches between the fetch of a batch and its step is none of the step, although its iterator stays",
+         Tape().ask().repeat(3, lambda t: t.ask("val").forward(11, flags=0).ask("val").forward(11, flags=0).spend(3)
+         .forward().backward().ask().update()),
+         durations=[5 + 3 + 50 + 5 + 7] + [3 + 50 + 5 + 7] * 2, evals=[5 + 11] * 6),
+    loop("so is one of a loader whose name says nothing, once its iterator has shown an evaluation",
+         Tape().ask().repeat(3, lambda t: t.repeat(2, lambda u: u.ask("held out").forward(11, flags=0)).spend(3)
+         .forward().backward().ask().update()), evals=[5 + 11] * 6),
+    # ``if step % n == 0: evaluate()`` at the top of the loop, which reads one batch, or leaves its pass with one in hand.
+    loop("a batch that is in hand where an evaluation is left while one to train on is in hand is no step, and is not trained on",
+         times(3, lambda t: t.ask().ask("val", iterator=1).forward(11, flags=0).ask("val", iterator=1).dispose("val", 1)
+         .forward().backward().update()), durations=[STEP] * 3, evals=[5 + 11] * 3,
+         phase={"train": 3 * STEP, "eval": 3 * (5 + 11 + 5)}),
+    loop("so it is where a further batch to train on is requested before the backward",
+         Tape().ask().repeat(3, lambda t: t.ask("val", iterator=1).forward(11, flags=0).ask("val", iterator=1).dispose("val", 1)
+         .forward().ask().backward().update()), durations=[5 + STEP, STEP, STEP], evals=[5 + 11] * 3,
+         phase={"train": 5 + 3 * STEP, "eval": 3 * (5 + 11 + 5)}),
+    loop("the wait for the batch in hand is of its step where an evaluation reads a single batch",
+         times(3, lambda t: t.ask().ask("val", iterator=1).forward(11, flags=0).dispose("val", 1).forward().backward().update()),
+         durations=[STEP] * 3, evals=[5 + 11] * 3, labels={"train": "code", "eval": "val"}),
     loop("in a batch of such a loader that trains, forwards without gradients are a teacher's where no other batch is in hand",
          times(3, lambda t: t.ask("val").forward(11, flags=0).forward().backward().update()).stop("val"),
          durations=[STEP + 11] * 3, evals=[]),

@@ -156,6 +156,53 @@ def a_batch_of_evaluation_before_a_step(watch: Watch) -> None:
 
 
 @timed
+def evaluations_by_iterators_that_stay(watch: Watch) -> None:
+    """nanochat: the next batch is fetched before the update. In front of every third step some batches of a new iterator are evaluated, which stays."""
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 10, "val": (4, 0.02)}, rated={"val": EVAL}
+    )
+    batches = iter(train)
+    truth.at(TRAIN, "train")
+    batch = next(batches)
+    truth.batch("train")
+    for i in range(9):
+        if i % 3 == 0:
+            drawn = iter(val)
+            model.eval()
+            truth.evaluate_on(model, (next(drawn) for _ in range(2)))
+            model.train()
+            truth.at(TRAIN, "train")
+        truth.backward(truth.loss(model, batch))
+        batch = next(batches)
+        truth.batch("train")
+        truth.update_that_ends_a_step(optimizer)
+
+
+@timed
+def evaluations_cut_short_at_the_top_of_the_loop(watch: Watch) -> None:
+    """`if i % 3 == 0: evaluate(2)` with a batch to train on in hand; `break` leaves the evaluation with a third batch in hand, which is no step."""
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 6, "val": (4, 0.02)}, rated={"train": TRAIN}
+    )
+    for _ in range(2):
+        truth.at(TRAIN, "train")
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            if i % 3 == 0:
+                truth.at(EVAL, "val")
+                for taken, drawn in enumerate(val):
+                    truth.batch("val")
+                    if taken == 2:
+                        break
+                    truth.forward(EVAL)
+                    with torch.no_grad():
+                        loss_of(model, drawn)
+                    truth.step(EVAL)
+                truth.at(TRAIN, "train")
+            truth.one_step(model, optimizer, batch)
+
+
+@timed
 def an_epoch_of_uneven_groups_with_an_evaluation_inside(watch: Watch) -> None:
     """Groups of four batches, the last one smaller; after the second batch of a group a second loader is evaluated."""
     truth, (model, optimizer, train, val) = watch.slow_training(
