@@ -413,7 +413,7 @@ class Timeline:
         table = np.zeros((len(mine), len(self.stages)), dtype=np.int64)
         times = self._history.closed.times
         for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
-            if row >= 0:
+            if 0 <= row < len(mine):  # or of a step that has not closed
                 stage = self._sources[owner].stage if owner >= 0 else OTHER
                 table[row, column[stage or OTHER]] += ns
         return table[mine]

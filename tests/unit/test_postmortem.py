@@ -21,7 +21,7 @@ from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import RINGS_OFFSET
 from otel_train.resource import namespace_of, process_mark
-from otel_train.rundata.flight import read_postmortem
+from otel_train.rundata.flight import read_postmortem, timeline_of
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
 from tests.support.flight import PrivateMemory
@@ -311,6 +311,17 @@ def test_a_rank_that_an_exception_ended_was_in_the_stage_that_raised(
     assert [stage["stage"] for stage in report["open"]] == ["data" if goes_on else "backward"]
     assert report["quiet_seconds"] == (0.0 if goes_on else hung_s)
     assert report["warnings"] == []
+
+
+def test_batches_that_no_step_used_at_the_end_are_of_no_step(tmp_path: Path, flight: Flight) -> None:
+    """A loop that fetches two batches ahead ends with two in hand: their time has a step that never closes."""
+    data, sgd = flight.source(SourceKind.DATA, "code"), flight.source(SourceKind.OPTIMIZER, "SGD")
+    for stage in (data, sgd, data, data):
+        flight.step(stage)
+    timeline = timeline_of(tmp_path / "flight.bin")
+
+    assert timeline is not None
+    assert timeline.selves_ns.sum(axis=1).tolist() == [10]
 
 
 def test_a_pause_in_a_stage_that_ended_is_none_of_the_end(tmp_path: Path, flight: Flight) -> None:
