@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from otel_train.accounting.batches import Batches, Boundary, Pass
@@ -57,8 +58,6 @@ from otel_train.recording.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from otel_train.accounting.steps import Reclaims
 
 _START: Final = int(Flag.START)

@@ -7,12 +7,13 @@ mark, the close; and, where no request comes, an update by the optimizer that up
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from otel_train.accounting.nesting import FORWARD, GRADIENTS
+from otel_train.accounting.nesting import FORWARD, GRADIENTS, OpenStage
 from otel_train.accounting.steps import (
     BEGUN_NS,
     CALL,
@@ -31,9 +32,6 @@ from otel_train.accounting.types import TRAIN, Activity, SourceTable, StepSource
 from otel_train.recording.events import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from otel_train.accounting.nesting import OpenStage
     from otel_train.accounting.phases import BatchPhases
 
 LOOKS_AHEAD: Final = 8

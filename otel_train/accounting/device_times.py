@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,8 +24,6 @@ from otel_train.recording.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from otel_train.recording.events import Instrumented
     from otel_train.recording.shared_memory import DeviceRingReader, Record
 

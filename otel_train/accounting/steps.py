@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -22,8 +23,6 @@ from otel_train.recording.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from otel_train.accounting.types import ClosedSteps, Home
 
     Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]] | None

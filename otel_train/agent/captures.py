@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import CAPTURES_OFF
 from otel_train.agent.reports import has_automatic_captures
-from otel_train.datamodel import system_clock
+from otel_train.datamodel import Anchor, Capture, system_clock
 from otel_train.recording.events import LoopState
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from otel_train.agent.client import AgentClient
     from otel_train.config.settings import Config
-    from otel_train.datamodel import Anchor, Capture
     from otel_train.profiler.endpoint import Capturing, EpochCaptures, NoEpochCaptures
     from otel_train.profiler.flops import FlopCount
     from otel_train.profiler.step_schedule import ProfiledThread

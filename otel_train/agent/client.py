@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
@@ -16,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.lazy_components import LazyComponents
-from otel_train.agent.messages import CAPTURES_OFF, Hello, OomKills, Opened, Request, Response
+from otel_train.agent.messages import CAPTURES_OFF, Hello, OomKills, Opened, Request, Response, ResponseBox
 from otel_train.agent.process import BUSY_S, AgentConnection, start_of_job
 from otel_train.agent.reports import PAUSE_S, ReportBuilder
-from otel_train.config.settings import CODE, TRACKERS
+from otel_train.config.settings import CODE, TRACKERS, Config
 from otel_train.console import print_while_taken, terminal_of
-from otel_train.datamodel import system_clock
+from otel_train.datamodel import Anchor, ExportBatch, system_clock
 from otel_train.errors import ConfigError
 from otel_train.exit_hook import ENDS, ExitHook, cause_of
 from otel_train.instrumentation.logged_values import CacheSizes
@@ -31,12 +32,7 @@ from otel_train.resource import Process, detect, find_job, torch_versions
 from otel_train.safety import DaemonThread, Guard, frames, free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from otel_train.agent.captures import RankCaptures
-    from otel_train.agent.messages import ResponseBox
-    from otel_train.config.settings import Config
-    from otel_train.datamodel import Anchor, ExportBatch
     from otel_train.distributed.store import ExchangeRequest
     from otel_train.recording.events import LoopState
     from otel_train.trackers.manager import Trackers

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from otel_train.accounting.types import TRAIN, StepSource
-from otel_train.aggregation.counters import JAX_STEP, missing_step_reason
-from otel_train.datamodel import NS_PER_S, system_clock
+from otel_train.aggregation.counters import JAX_STEP, Totals, missing_step_reason
+from otel_train.datamodel import NS_PER_S, Clock, system_clock
 from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from otel_train.agent.messages import RankState
-    from otel_train.aggregation.counters import Totals
     from otel_train.aggregation.run_state import RunState
     from otel_train.aggregation.series_names import Key
-    from otel_train.datamodel import Clock
 
 UPDATES_WITHOUT_FORWARD = 10
 """Updates after which a model that was given and never seen is worth a word."""

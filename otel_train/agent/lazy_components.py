@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,6 @@ from otel_train.agent.reports import has_automatic_captures, may_use_trackers, u
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from otel_train.agent.captures import RankCaptures
     from otel_train.agent.client import AgentClient
     from otel_train.agent.messages import Opened

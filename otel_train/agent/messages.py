@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 from _thread import get_ident
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
@@ -28,7 +29,6 @@ from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, Outcomes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train import catalog as c
 from otel_train.accounting.types import TRAIN
-from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
+from otel_train.aggregation.metrics import LoggedSignals, MetricBuilder, RunMetrics
 from otel_train.catalog import PHASES
 from otel_train.datamodel import NS_PER_S, Snapshot
 from otel_train.distributed.export_profile import REDUCED_EVENTS, REDUCED_METRICS, profile_of
@@ -16,9 +17,7 @@ from otel_train.instrumentation.logged_values import UserEvent, Value
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable, Mapping
 
-    from otel_train.aggregation.metrics import LoggedSignals
     from otel_train.aggregation.run_state import RunState
     from otel_train.collectors.dataloader import LoaderWatch
     from otel_train.collectors.hardware import AcceleratorReader, HardwareReader

@@ -14,13 +14,12 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
-from otel_train.agent.messages import MessageChannel, user_of
+from otel_train.agent.messages import Hello, MessageChannel, user_of
 from otel_train.errors import ConfigError
 from otel_train.recording.descriptors import raise_soft_limit
 from otel_train.safety import daemon_thread
 
 if TYPE_CHECKING:
-    from otel_train.agent.messages import Hello
     from otel_train.agent.rank_connection import RankConnection
     from otel_train.exporters.manager import SharedExporters
 

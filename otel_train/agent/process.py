@@ -13,26 +13,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.agent.messages import FOLDER, MessageChannel, user_of
+from otel_train.agent.messages import FOLDER, Hello, MessageChannel, user_of
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.descriptors import require_descriptors
-from otel_train.resource import VERSION, namespace_of
+from otel_train.resource import VERSION, RunInfo, namespace_of
 from otel_train.safety import DaemonThread, interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from otel_train.agent.messages import Hello
     from otel_train.agent.rank_connection import RankConnection
     from otel_train.agent.rank_end import LauncherFolder
     from otel_train.config import Config
     from otel_train.exporters.manager import SharedExporters
     from otel_train.recording.shared_memory import FlightMemory
-    from otel_train.resource import RunInfo
 
 _log = logging.getLogger("otel_train")
 _ROOT = Path(__file__).resolve().parents[2]

@@ -28,13 +28,12 @@ from otel_train.agent.service import AgentService
 from otel_train.agent.summary import WindowStart
 from otel_train.artifacts.writer import write_at_end_of_run
 from otel_train.console.text import TextLayout
-from otel_train.datamodel import system_clock
+from otel_train.datamodel import Capture, system_clock
 from otel_train.exporters.manager import ExportManager, SharedExporters
 from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     from otel_train.agent.messages import MessageChannel
-    from otel_train.datamodel import Capture
     from otel_train.recording.events import LoopState
 
 STALE_S = 3.0

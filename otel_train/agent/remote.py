@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,9 +16,9 @@ import numpy as np
 
 from otel_train.accounting.device_times import DevicePairs
 from otel_train.accounting.types import TRAIN, StepSource
-from otel_train.agent.messages import CAPTURES_OFF, RankState
+from otel_train.agent.messages import CAPTURES_OFF, MessageChannel, RankState, Report
 from otel_train.config.validation import variable_of
-from otel_train.datamodel import Outcomes, Pace
+from otel_train.datamodel import Compile, DeviceTimes, ExportBatch, Outcomes, Pace
 from otel_train.files import parse_json, read_bytes, replace_text
 from otel_train.profiler.requests import KEY_FILE, REQUEST_FILE, leave_request
 from otel_train.recording.events import LoopState, SourceKind, StepRule
@@ -25,15 +26,12 @@ from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from otel_train.agent.alertmanager import AlertPoller
-    from otel_train.agent.messages import MessageChannel, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
-    from otel_train.datamodel import Compile, DeviceTimes, ExportBatch
     from otel_train.distributed.store import ExchangeRequest
     from otel_train.exporters.manager import ExportManager
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit

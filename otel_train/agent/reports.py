@@ -5,23 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LOGGED_VALUES, RankState, Report
 from otel_train.config.settings import TRACKER_MODULES, TRACKERS
-from otel_train.instrumentation.logged_values import plain
+from otel_train.instrumentation.logged_values import CacheSizes, UserEvent, Value, plain
 from otel_train.instrumentation.module import barrier_of
 from otel_train.resource import find_job
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from otel_train.agent.lazy_components import LazyComponents
     from otel_train.config import Config
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
-    from otel_train.instrumentation.logged_values import CacheSizes, UserEvent, Value
     from otel_train.instrumentation.manager import InstrumentationManager
 
 IDLE_INTERVALS = 60

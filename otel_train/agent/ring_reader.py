@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from otel_train.datamodel import Anchor, system_clock
 from otel_train.exit_hook import ENDS
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.files import make_folder, open_to_write
-from otel_train.instrumentation.logged_values import unreported_values
+from otel_train.instrumentation.logged_values import UserEvent, Value, unreported_values
 from otel_train.instrumentation.timers import unreported_operations
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.ring_buffer import SAMPLED, RingReader
@@ -38,10 +39,8 @@ from otel_train.safety import Guard, signal_name
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterable
     from pathlib import Path
 
-    from otel_train.instrumentation.logged_values import UserEvent, Value
 
 _COPY_EVERY_S = 1.0
 _UNLIMITED = 1 << 62

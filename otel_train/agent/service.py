@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,9 @@ import numpy.ma  # np.unique and np.median import it at their first call, which 
 
 from otel_train.accounting.nesting import COMPUTES, OWN_WORK, TRAINS, takes_gradients
 from otel_train.agent.coverage import CoverageReporter, instrumentation_gaps
-from otel_train.agent.messages import LOGGED_VALUES
+from otel_train.agent.messages import LOGGED_VALUES, Hello
 from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
-from otel_train.agent.remote import RemoteExchange, RemoteTrackers, drained
+from otel_train.agent.remote import RemoteCaptures, RemoteExchange, RemoteRecording, RemoteTrackers, drained
 from otel_train.agent.summary import WindowStart, summary_document
 from otel_train.aggregation.metrics import LoggedSignals
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
@@ -32,7 +33,7 @@ from otel_train.collectors.process import CpuWait, MemoryMonitor, ProcessReader,
 from otel_train.config.validation import words_of
 from otel_train.console.summary import stalled_at
 from otel_train.console.text import duration
-from otel_train.datamodel import NS_PER_S, ExportBatch, system_clock
+from otel_train.datamodel import NS_PER_S, Clock, ExportBatch, Snapshot, system_clock
 from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.recording.events import SOURCE_MASK, SOURCE_SHIFT
@@ -42,12 +43,7 @@ from otel_train.trackers.metrics import EpochWindow
 from otel_train.trackers.schedule import RowScheduler, operation_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from otel_train.agent.messages import Hello
-    from otel_train.agent.remote import RemoteCaptures, RemoteRecording
     from otel_train.agent.ring_reader import SharedRings, SharedThread
-    from otel_train.datamodel import Clock, Snapshot
     from otel_train.exporters import ExportRoute
     from otel_train.exporters.manager import ExportManager
     from otel_train.recording.ring_buffer import EdgeBatch

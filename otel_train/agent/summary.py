@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.accounting.types import TRAIN, Activity, StepSource
 from otel_train.aggregation.series_names import CHECKPOINT
-from otel_train.bottleneck.dataloader import loader_rows, throughputs
+from otel_train.bottleneck.dataloader import LoaderFacts, loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
 from otel_train.bottleneck.rules import MODEL_SHARE, RuleInput, findings, model_stages
 from otel_train.catalog import ACTIVITIES, PHASES
 from otel_train.console.text import plural
-from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, system_clock
+from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, Finding, Pace, system_clock
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from otel_train.agent.service import AgentService
     from otel_train.aggregation.counters import StageTotals, Totals
-    from otel_train.bottleneck.dataloader import LoaderFacts
-    from otel_train.datamodel import Finding, Pace
     from otel_train.distributed.hang import HangSuspect
 
 LEAST_S = 1e-6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from _thread import get_ident
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +26,6 @@ from otel_train.recording.events import (
 from otel_train.safety import Guard, Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from otel_train.recording.events import Instrumented
     from otel_train.recording.recorder import Recorder
     from otel_train.recording.ring_buffer import EdgeBatch, Ring

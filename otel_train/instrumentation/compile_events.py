@@ -6,15 +6,11 @@ import re
 import sys
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from otel_train.datamodel import Compile
+from otel_train.datamodel import Clock, Compile
 from otel_train.safety import Guard
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from otel_train.datamodel import Clock
 
 MOST_HELD = 4096
 """Compilations kept until they are taken; the oldest are dropped."""

@@ -9,12 +9,13 @@ import os
 import time
 from _thread import get_ident
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from otel_train.datamodel import system_clock
+from otel_train.datamodel import Clock, system_clock
 from otel_train.recording.events import (
     END,
     FLAG_SHIFT,
@@ -30,10 +31,6 @@ from otel_train.recording.shared_memory import HEAD_WORDS, MOST_DEVICES, RECORD_
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
-
-    from otel_train.datamodel import Clock
     from otel_train.instrumentation.accelerator import DeviceDriver, NativeDriver
     from otel_train.recording.recorder import Recorder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import wait
 from operator import attrgetter
@@ -23,8 +24,6 @@ from otel_train.instrumentation.worker_timer import (
 from otel_train.safety import signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     import numpy as np
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from _thread import get_ident
 from collections import Counter, deque
+from collections.abc import Callable
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from otel_train.errors import imported
 from otel_train.recording.events import MAX_PAYLOAD, PAYLOAD_SHIFT, SourceKind, begin_end_fail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from otel_train.instrumentation.accelerator import DeviceDriver
     from otel_train.recording.recorder import Recorder
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import functools
 from _thread import get_ident
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from otel_train.instrumentation.loader_probe import ASK, OWNER, PROBE, end_pass
+from otel_train.instrumentation.loader_probe import ASK, OWNER, PROBE, LoaderProbe, end_pass
 from otel_train.recording.events import START_BITS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from otel_train.instrumentation.loader_probe import LoaderProbe
 
 
 class InstrumentedIterable:

@@ -7,6 +7,7 @@ import sys
 import weakref
 from _thread import get_ident
 from collections import Counter
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,6 @@ from otel_train.recording.events import (
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from otel_train.instrumentation.naming import Loader
     from otel_train.recording.recorder import Recorder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from otel_train.recording.shared_memory import PendingEntries, unreported
 from otel_train.safety import Guard, Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from otel_train.datamodel import Clock
 
 _PLAIN = (str, bool, int, float)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.datamodel import system_clock
+from otel_train.datamodel import Anchor, Compile, DeviceMemory, system_clock
 from otel_train.errors import imported
 from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
@@ -19,20 +20,16 @@ from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.instrumentation.timers import Timers
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory, PendingEntries
-from otel_train.resource import namespace_of, process_mark
+from otel_train.resource import RunInfo, namespace_of, process_mark
 from otel_train.safety import Guard, Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from otel_train.config import Config
-    from otel_train.datamodel import Anchor, Compile, DeviceMemory
     from otel_train.instrumentation.accelerator import CudaDriver, DeviceDriver, HipDriver
     from otel_train.instrumentation.callbacks import LastBatch, StageCallbacks
     from otel_train.instrumentation.compile_events import CompilerProbe, JaxCompilerProbe
     from otel_train.instrumentation.cuda_events import DeviceTimer
     from otel_train.instrumentation.device_copy import TransferProbe
-    from otel_train.resource import RunInfo
 
 
 _COMPILERS = ("torch._dynamo.callback", "jax._src.monitoring")

@@ -18,6 +18,7 @@ import sys
 import weakref
 from _thread import get_ident
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,6 @@ from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.safety import frames, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     import torch
 
     from otel_train.recording.recorder import Recorder

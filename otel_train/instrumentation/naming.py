@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from otel_train.recording.events import PHASES
 from otel_train.safety import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
     from types import FrameType
 
 

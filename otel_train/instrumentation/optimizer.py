@@ -6,6 +6,7 @@ import functools
 import sys
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Outcomes
@@ -14,7 +15,6 @@ from otel_train.recording.events import CLOSURE_BITS, SourceKind, begin_end_fail
 from otel_train.safety import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FunctionType
 
     import torch

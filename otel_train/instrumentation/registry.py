@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,10 @@ from otel_train.instrumentation.module import (
     no_open_forward,
 )
 from otel_train.instrumentation.naming import CallSite, Loader, call_site_of, free_name, is_passed
-from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe
+from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates
 from otel_train.safety import Guard, free_in_forks, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
-
-    from otel_train.instrumentation.optimizer import ScaledUpdates
     from otel_train.instrumentation.root_modules import FoundModels, RootFinder
     from otel_train.recording.recorder import Recorder
 

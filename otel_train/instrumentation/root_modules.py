@@ -8,19 +8,17 @@ import threading
 import time
 import weakref
 from _thread import get_ident
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from otel_train.instrumentation.module import is_compiled, is_or_wraps
+from otel_train.instrumentation.module import ModuleProbe, is_compiled, is_or_wraps
 from otel_train.instrumentation.naming import class_name, variables_of
 from otel_train.instrumentation.optimizer import in_backward
 from otel_train.safety import Guard, free_in_forks, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from otel_train.instrumentation.module import ModuleProbe
     from otel_train.instrumentation.registry import ProbeRegistry
 
 FIRST_CALLS = 64

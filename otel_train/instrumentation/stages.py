@@ -7,16 +7,14 @@ import inspect
 import itertools
 import os
 import types
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from otel_train.config.validation import switch_of, variable_of
 from otel_train.errors import ConfigError, callable_, shown, text
 from otel_train.recording.events import MAX_PAYLOAD, SOURCE_SHIFT, Op, SourceKind, begin_end_fail, code
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
-    from typing import Literal, NoReturn
-
     from otel_train.instrumentation.timers import Timers
     from otel_train.recording.recorder import Recorder
 

@@ -10,6 +10,7 @@ import threading
 import weakref
 from _thread import get_ident
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from otel_train.recording.events import (
@@ -25,8 +26,6 @@ from otel_train.recording.shared_memory import SIDE_RINGS, FlightMemory, RingEnt
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from otel_train.datamodel import Clock
 
 _PLAIN_EDGES = 4096

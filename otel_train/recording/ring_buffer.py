@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from _thread import get_ident
+from collections.abc import Callable
 from importlib import import_module
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from otel_train.datamodel import system_clock
+from otel_train.datamodel import Clock, system_clock
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.events import EDGE_WORDS, OP_MASK, START_BITS, Op
 
@@ -26,11 +27,7 @@ except ImportError:  # no compiler was there when the package was built, or this
     EXTENSION = None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
-
-    from otel_train.datamodel import Clock
 
 
 NATIVE = EXTENSION is not None

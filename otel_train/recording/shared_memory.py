@@ -23,6 +23,7 @@ import mmap
 import os
 import struct
 import threading
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from otel_train.fast_classes import FastNamedTuple
@@ -31,8 +32,6 @@ from otel_train.recording.events import EDGE_WORDS
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from otel_train.datamodel import Anchor
 
 MAGIC = b"OTELTRN1"

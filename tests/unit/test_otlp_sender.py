@@ -150,11 +150,10 @@ def test_what_is_put_is_on_disk_before_it_is_sent(make: Make, tmp_path: Path) ->
 
 def test_putting_never_waits_for_a_collector_that_hangs(make: Make) -> None:
     """The export loop also feeds the heartbeat and /metrics: those must go on."""
-    sender, _ = sending(make)
-    start_s = time.monotonic()
+    sender, collector = sending(make)
     for _ in range(500):
         sender.put("metrics", metrics())
-    assert time.monotonic() - start_s < 2
+    assert len(collector.asked) == 1, "it is still in the request that hangs"
 
 
 def test_one_signal_does_not_wait_for_the_other(make: Make) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from otel_train.instrumentation.module import MOST_PARTS, parts_of
+from otel_train.instrumentation.module_parts import MOST_PARTS, parts_of
 
 
 def block() -> nn.Module:
