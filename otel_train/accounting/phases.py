@@ -580,7 +580,8 @@ class BatchPhases:
             elif batch.cached:
                 ready = over or batch.shown > TRAIN
             elif forward:
-                ready = over and ended_too and not batch.fresh and (trains or self._decision.decided)
+                known = (trains or self._decision.decided) and not self._awaits_backward(batch)
+                ready = over and ended_too and not batch.fresh and known
             else:
                 ready = over or batch.shown >= 0 or place < overdue
             batch.fresh = False
@@ -596,6 +597,11 @@ class BatchPhases:
             else:
                 kept.append(batch)
         self.waiting = kept
+
+    def _awaits_backward(self, batch: Batch) -> bool:
+        """Returns whether it trains with a batch that an evaluation has interrupted, and whose pass may end before its backward."""
+        is_of_other = self.in_hand >= 0 and not batch.passes
+        return is_of_other and any(item[SHOWS] == FORWARD_GRAD for item in batch.items)
 
     def _is_given_up(self, batch: Batch) -> bool:
         """Returns whether the loop has given up a step before its backward: of a pass that has trained, or where the model raised."""

@@ -503,6 +503,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("the wait for the batch in hand is of its step where an evaluation reads a single batch",
          times(3, lambda t: t.ask().ask("val", iterator=1).forward(11, flags=0).dispose("val", 1).forward().backward().update()),
          durations=[STEP] * 3, evals=[5 + 11] * 3, labels={"train": "code", "eval": "val"}),
+    loop("a forward that follows such an evaluation trains, also where the pass of its batch ends before its backward",
+         Tape().ask().forward().ask().backward().update().ask("val").forward(11, flags=0).stop("val")
+         .forward().stop().ask().backward().update().forward().backward().update(), evals=[5 + 11],
+         phase={"train": 3 * STEP + 5, "eval": 5 + 11 + 5}),
     loop("in a batch of such a loader that trains, forwards without gradients are a teacher's where no other batch is in hand",
          times(3, lambda t: t.ask("val").forward(11, flags=0).forward().backward().update()).stop("val"),
          durations=[STEP + 11] * 3, evals=[]),
