@@ -179,6 +179,32 @@ def evaluations_by_iterators_that_stay(watch: Watch) -> None:
 
 
 @timed
+def an_evaluation_before_the_last_step_of_a_pass(watch: Watch) -> None:
+    """As in nanoGPT, the next batch, maybe of a new pass, is fetched between forward and backward. Every third step comes after an evaluation."""
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 3, "val": (2, 0.02)}, rated={"val": EVAL}
+    )
+    batches = iter(train)
+    truth.at(TRAIN, "train")
+    batch = next(batches)
+    truth.batch("train")
+    for i in range(8):
+        if i % 3 == 2:
+            truth.at(EVAL, "val")
+            truth.evaluate_on(model, val)
+            truth.at(TRAIN, "train")
+        loss = truth.loss(model, batch)
+        try:
+            batch = next(batches)
+        except StopIteration:
+            batches = iter(train)
+            batch = next(batches)
+        truth.batch("train")
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
+
+
+@timed
 def evaluations_cut_short_at_the_top_of_the_loop(watch: Watch) -> None:
     """`if i % 3 == 0: evaluate(2)` with a batch to train on in hand; `break` leaves the evaluation with a third batch in hand, which is no step."""
     truth, (model, optimizer, train, val) = watch.slow_training(
