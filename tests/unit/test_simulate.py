@@ -125,7 +125,7 @@ def test_every_rank_sends_and_ends_its_run(capsys: pytest.CaptureFixture[str]) -
 def test_its_values_are_what_the_receiver_got(capsys: pytest.CaptureFixture[str]) -> None:
     """A stack is sized by them."""
     with http_receiver() as received:
-        words = ["--ranks", "3", "--duration", "0.5", "--export-every", "10", "--endpoint", received.endpoint]
+        words = ["--ranks", "3", "--duration", "2", "--export-every", "10", "--endpoint", received.endpoint]
         assert main(["--json", *words]) == 0
         values = json.loads(capsys.readouterr().out)
     points = [
