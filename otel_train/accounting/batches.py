@@ -323,10 +323,9 @@ class Batches:
 
     def _batch_in_hand(self, *, between: bool = True) -> Batch:
         """Returns a batch that is not asked for: the one that was fetched before the end of its pass, if there is one."""
-        left_over, in_hand = self._phases.left_over, None
+        left_over = self._phases.left_over
         if left_over is None:
-            if self._interrupted is not None and self._interrupted[1] is self._book.open:
-                in_hand = self._interrupted[0]
+            in_hand = self._interrupted_pass()
             if in_hand is None or in_hand.ended:
                 return Batch(between=between)
             return Batch(in_hand=in_hand)
@@ -334,8 +333,13 @@ class Batches:
 
     def _has_another(self) -> bool:
         """Returns whether a batch of training is in hand, or a part of its step, that another loader has interrupted."""
-        interrupted = self._interrupted is not None and self._interrupted[1] is self._book.open
-        return interrupted or self._phases.in_hand >= 0
+        return self._interrupted_pass() is not None or self._phases.in_hand >= 0
+
+    def _interrupted_pass(self) -> Pass | None:
+        """Returns the pass whose batch another loader has interrupted in the open step; None if none has."""
+        if self._interrupted is None or self._interrupted[1] is not self._book.open:
+            return None
+        return self._interrupted[0]
 
     def _drop_left_over(self) -> None:
         """Counts no step for a batch that was in hand when its pass was left, and is not used: others of the pass were."""

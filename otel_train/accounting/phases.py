@@ -469,10 +469,10 @@ class BatchPhases:
         in_hand = passes[-1].source if passes else self.in_hand
         first, looks = self._early_forwards(batch.items)
         updates = first < len(batch.items) and batch.items[first][SHOWS] == UPDATED
-        if updates and self._book.open.trained and not passes:  # after a backward of the step
+        follows_backward = updates and self._book.open.trained and not passes
+        if follows_backward:
             in_hand = self._book.open.loader
-            looks = [n for n in range(first) if batch.items[n][SHOWS] in FORWARDS]
-        elif passes and first == len(batch.items):  # nothing has trained yet
+        if follows_backward or (passes and first == len(batch.items)):  # or nothing has trained yet
             looks = [n for n in range(first) if batch.items[n][SHOWS] in FORWARDS]
         if not looks or (in_hand < 0 and batch.passes):
             return batch

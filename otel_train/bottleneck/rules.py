@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregation.series_names import CHECKPOINT, Key
@@ -65,6 +66,7 @@ _MODEL_STAGES = ("forward", "backward", "optimizer")
 _STEP_STAGES = ("optimizer", "make_step")
 """Stages that count steps. If one cannot be instrumented and no step is counted, none will be."""
 _UNKNOWN = LoaderThroughput()
+_NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class RuleInput(NamedTuple):
@@ -77,9 +79,9 @@ class RuleInput(NamedTuple):
     pace: Pace = Pace()
     compiled: Compiled = Compiled()
     gaps: Sequence[Mapping[str, str]] = ()  # ``what``, ``name``, ``reason``
-    other_after: Mapping[str, float] = {}  # seconds of training in no stage, by the stage before them
+    other_after: Mapping[str, float] = _NONE  # seconds of training in no stage, by the stage before them
     cpu_wait_s: float = 0.0  # the main thread was ready to run and waited for a processor
-    training: Sequence[StageTotals] = ()  # the rows of phase train, which ``findings`` selects
+    training: Sequence[StageTotals] = ()  # rows of phase train, set by ``findings``; they sum to its time
 
     @property
     def total_s(self) -> float:
