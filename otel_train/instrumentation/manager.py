@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Anchor, Compile, DeviceMemory, system_clock
 from otel_train.errors import imported
+from otel_train.instrumentation.checkpoints import CheckpointProbe
 from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.optimizer import ScaledUpdates, in_backward
@@ -74,6 +75,7 @@ class InstrumentationManager:
         self._since_ns = anchor.clock_ns
         self.stages = StageRecorder(self.recorder, self._listen)
         self.timers = Timers(self.recorder, system_clock, operations)
+        self._checkpoints = CheckpointProbe()
         self.hooks: StageCallbacks | None = None
         self._torch: TorchProbes | None = None
 
@@ -107,7 +109,7 @@ class InstrumentationManager:
         self.listen_to_compilers()
 
     def listen_to_compilers(self) -> None:
-        """Registers with compilers that have been loaded since, and excludes wrappers from compilation."""
+        """Registers with compilers and frameworks that have been loaded since, and excludes wrappers from compilation."""
         if active_session.stages is not self.stages:  # what has been given back stays so
             return
         self._listen()
@@ -115,6 +117,7 @@ class InstrumentationManager:
             self._torch.step_aside_for_compiler()
 
     def _listen(self) -> None:
+        self._checkpoints.watch()
         if self._compilers is None:
             if not any(map(imported, _COMPILERS)):
                 return
@@ -185,6 +188,7 @@ class InstrumentationManager:
             self._torch.remove()
         for probe in self._compilers or ():
             probe.remove()
+        self._checkpoints.remove()
         self.transfers.remove()
         self.recorder.silence()
 

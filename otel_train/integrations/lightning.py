@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from otel_train.integrations.lightning_support import (
     common_run_id,
     fitted_schedule,
     steps_per_epoch,
-    time_checkpoints,
     trackers_of,
 )
 from otel_train.integrations.shared_session import checked, merged, resolved, shared
@@ -56,7 +55,7 @@ _Callback: Any = _callback_class()
 
 
 class _TrainerCallback(_Callback):
-    """Common part of the callbacks. Of several in one Trainer, the first marks epochs and checkpoints."""
+    """Common part of the callbacks. Of several in one Trainer, the first marks epochs."""
 
     def __init__(
         self, *, enabled: bool, settings: Mapping[str, Any], model: Any = None, loaders: Any = None
@@ -70,7 +69,6 @@ class _TrainerCallback(_Callback):
         self._guard = Guard(f"{type(self).__name__}")
         self._epoch: Epoch | None = None
         self._number = 0
-        self._undo: Callable[[], None] = _nothing
 
     # -- what the Trainer calls --------------------------------------------------------------------
 
@@ -87,8 +85,6 @@ class _TrainerCallback(_Callback):
         session = shared.join(self, settings, *self._given)
         if ours[0] is self:
             with self._guard:
-                self._undo()
-                self._undo = time_checkpoints(trainer)
                 session.track(trackers_of(trainer, session.config))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -132,8 +128,7 @@ class _TrainerCallback(_Callback):
         """Does nothing; subclasses override it."""
 
     def _leave(self, error: BaseException | None) -> None:
-        self._undo()
-        self._undo, self._epoch, self._number = _nothing, None, 0
+        self._epoch, self._number = None, 0
         with self._guard:
             shared.leave(self, error)
 
@@ -272,10 +267,6 @@ class ThroughputMonitorCallback(_TrainerCallback):
             "throughput_metrics": ",".join(parts or ["none"]),
         }
         super().__init__(enabled=enabled, settings=settings)
-
-
-def _nothing() -> None:
-    """Does nothing."""
 
 
 def _enabled_in(trainer: Any) -> list[_TrainerCallback]:

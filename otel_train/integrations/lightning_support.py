@@ -1,8 +1,7 @@
-"""Loggers, checkpoints, epochs and the run id of Lightning."""
+"""Loggers, epochs and the run id of Lightning."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from otel_train import api
 from otel_train.distributed.store import JobStore, connect
 from otel_train.errors import ConfigError
 from otel_train.integrations.shared_session import without_containers
@@ -23,23 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from otel_train.config import Config
-
-
-def time_checkpoints(trainer: Any) -> Callable[[], None]:
-    """Times ``trainer.save_checkpoint`` as a checkpoint; returns what undoes that."""
-    save = trainer.save_checkpoint
-
-    @functools.wraps(save)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        with api.checkpoint():
-            return save(*args, **kwargs)
-
-    def undo() -> None:
-        if vars(trainer).get("save_checkpoint") is timed:
-            del trainer.save_checkpoint
-
-    trainer.save_checkpoint = timed
-    return undo
 
 
 def _mlflow_run(logger: Any) -> Any:

@@ -57,6 +57,7 @@ def test_a_callback_counts_what_the_launcher_counts(library: str, tmp_path: Path
     assert values == counted(bare)
     assert (values["steps"], values["evals"]) == (said["steps"], said["evals"])
     assert said == said_bare
+    assert [each["checkpoints"]["count"] for each in (summary, bare)] == [said["checkpoints"]] * 2
     assert (summary["state"], summary["telemetry"]["faults"]) == ("finished", {})
     assert summary["batches"] == bare["batches"] == LOADERS[library]
     blocks = re.findall(r"^\[Throughput\] Epoch (\d+):$", printed, re.MULTILINE)

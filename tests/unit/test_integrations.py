@@ -22,7 +22,6 @@ from otel_train.integrations.lightning_support import (
     common_run_id,
     fitted_schedule,
     steps_per_epoch,
-    time_checkpoints,
 )
 from otel_train.integrations.shared_session import SharedSession, checked, merged, without_containers
 from otel_train.trackers.metrics import left_out, without
@@ -309,24 +308,6 @@ def test_a_loader_that_the_trainer_does_not_know_is_that_of_the_stage_that_runs(
     assert role_of(trainer, [DataLoader([1])]) == ""
     trainer.sanity_checking = True
     assert role_of(trainer, [DataLoader([1])], alone=True) == "val"
-
-
-def test_a_trainer_saves_as_before_once_the_patch_is_removed() -> None:
-    """What is put in front of its method is taken out again, unless other code has put another there."""
-
-    class Trainer:
-        def save_checkpoint(self, path: str) -> str:
-            return f"saved {path}"
-
-    trainer: Any = Trainer()
-    undo = time_checkpoints(trainer)
-    assert trainer.save_checkpoint("a") == "saved a"
-    undo()
-    assert vars(trainer) == {}
-    undo = time_checkpoints(trainer)
-    trainer.save_checkpoint = str
-    undo()
-    assert trainer.save_checkpoint is str
 
 
 # -- ranks -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A loop of accelerate's quick tour: ``prepare``, ``accumulate``, ``backward``, ``log``."""
+"""A loop of accelerate's quick tour: ``prepare``, ``accumulate``, ``backward``, ``log``, ``save_state``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.integration.callbacks.telling import by_callback, settings, tell, weights_hash
+from tests.integration.callbacks.telling import by_callback, folder, settings, tell, weights_hash
 
 
 def trackers() -> list[Any]:
@@ -38,8 +38,16 @@ def main() -> None:
                 optimizer.zero_grad()
             accelerator.log({"loss": loss.detach(), "note": "text is no number"}, step=steps)
             steps += accelerator.sync_gradients
+        accelerator.save_state(str(folder() / "state"))
     accelerator.end_training()
-    tell({"steps": steps, "evals": 0, "weights": weights_hash(accelerator.unwrap_model(model))})
+    tell(
+        {
+            "steps": steps,
+            "evals": 0,
+            "checkpoints": 2,
+            "weights": weights_hash(accelerator.unwrap_model(model)),
+        }
+    )
 
 
 if __name__ == "__main__":

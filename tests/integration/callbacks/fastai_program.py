@@ -6,12 +6,13 @@ from typing import Any
 
 import fastai.callback.progress  # noqa: F401 - gives Learner its no_bar
 import torch
+from fastai.callback.tracker import SaveModelCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from torch.utils.data import TensorDataset
 
-from tests.integration.callbacks.telling import by_callback, settings, tell, weights_hash
+from tests.integration.callbacks.telling import by_callback, folder, settings, tell, weights_hash
 
 
 def digits(rows: int) -> TensorDataset:
@@ -32,10 +33,10 @@ def main() -> None:
         DataLoader(digits(40), bs=4), DataLoader(digits(16), bs=8), device=torch.device("cpu")
     )
     model = torch.nn.Sequential(torch.nn.Linear(8, 3))
-    learn = Learner(loaders, model, loss_func=torch.nn.CrossEntropyLoss(), cbs=callbacks())
+    learn = Learner(loaders, model, loss_func=torch.nn.CrossEntropyLoss(), cbs=callbacks(), path=folder())
     with learn.no_bar(), learn.no_logging():
-        learn.fit(2, lr=0.01)
-    tell({"steps": 20, "evals": 4, "weights": weights_hash(model)})
+        learn.fit(2, lr=0.01, cbs=SaveModelCallback(every_epoch=True))
+    tell({"steps": 20, "evals": 4, "checkpoints": 2, "weights": weights_hash(model)})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Trainer of transformers over a tiny BERT, with accumulation and evaluation."""
+"""The Trainer of transformers over a tiny BERT, with accumulation, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main() -> None:
     model = BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=2, **shape))
     arguments = TrainingArguments(
         output_dir=str(folder() / "out"), num_train_epochs=2, per_device_train_batch_size=4,
-        per_device_eval_batch_size=8, gradient_accumulation_steps=2, eval_strategy="epoch", save_strategy="no",
+        per_device_eval_batch_size=8, gradient_accumulation_steps=2, eval_strategy="epoch", save_strategy="epoch",
         logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(
@@ -47,7 +47,7 @@ def main() -> None:
         callbacks=callbacks(),
     )
     trainer.train()
-    tell({"steps": trainer.state.global_step, "evals": 4, "weights": weights_hash(model)})
+    tell({"steps": trainer.state.global_step, "evals": 4, "checkpoints": 2, "weights": weights_hash(model)})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""Times what frameworks save as checkpoints."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+from otel_train.errors import imported
+from otel_train.instrumentation.stages import Checkpoint
+from otel_train.safety import replace
+
+SAVES: Final = (
+    ("accelerate.accelerator", "Accelerator.save_state"),
+    ("fastai.learner", "Learner.save"),
+    ("ignite.handlers.checkpoint", "DiskSaver.__call__"),
+    ("lightning.fabric.fabric", "Fabric.save"),
+    ("lightning.pytorch.trainer.trainer", "Trainer.save_checkpoint"),
+    ("lightning_fabric.fabric", "Fabric.save"),
+    ("pytorch_lightning.trainer.trainer", "Trainer.save_checkpoint"),
+    ("torch.distributed.checkpoint", "async_save"),
+    ("torch.distributed.checkpoint", "save"),
+    ("transformers.trainer", "Trainer._save_checkpoint"),  # with the optimizer; no public method saves both
+    ("transformers.trainer", "Trainer.save_model"),
+)
+"""Module, and function of it that saves. One that calls another is one checkpoint."""
+
+
+class CheckpointProbe:
+    """Times the functions in ``SAVES`` of modules that the program has imported."""
+
+    def __init__(self) -> None:
+        self._undo: dict[tuple[str, str], Callable[[], None]] = {}
+
+    def watch(self) -> None:
+        """Instruments what was imported since the last call. A function that a version lacks is left out."""
+        for module, path in SAVES:
+            if (module, path) in self._undo or (found := imported(module)) is None:
+                continue
+            outer, _, name = path.rpartition(".")
+            owner = getattr(found, outer, None) if outer else found
+            if callable(getattr(owner, name, None)):
+                self._undo[module, path] = replace(owner, name, _timed)
+
+    def remove(self) -> None:
+        """Puts the functions back, unless other code has wrapped ours."""
+        for undo in self._undo.values():
+            undo()
+        self._undo = {}
+
+
+def _timed(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with Checkpoint():
+            return save(*args, **kwargs)
+
+    return timed
