@@ -152,7 +152,7 @@ class ReportBuilder:
         )
         self._do("devices", recording.devices.poll, None)
         self._do("transfers", recording.transfers.poll, None)
-        follow = recording.follow_compiler if with_state else recording.listen_to_compilers
+        follow = recording.follow_compiler if with_state else recording.follow_imports
         self._do("compiled models", follow, None)
         return report
 

@@ -44,9 +44,9 @@ class CheckpointProbe:
 
     def remove(self) -> None:
         """Puts the functions back, unless other code has wrapped ours."""
-        for undo in self._undo.values():
-            undo()
-        self._undo = {}
+        undo, self._undo = self._undo, {}
+        for each in list(undo.values()):  # another thread may be in ``watch``
+            each()
 
 
 def _timed(save: Callable[..., Any]) -> Callable[..., Any]:

@@ -88,6 +88,7 @@ class InstrumentationManager:
         """Activates the public functions, and instruments torch and JAX if they are loaded."""
         active_session.stages, active_session.timers = self.stages, self.timers
         self.watch_torch()
+        self._checkpoints.watch()
         self._listen()
         with Guard("devices"):  # most programs have put their model on a device by now
             self.transfers.poll()
@@ -106,18 +107,18 @@ class InstrumentationManager:
         """
         if active_session.stages is self.stages:
             self.probes.attach_again()
-        self.listen_to_compilers()
+        self.follow_imports()
 
-    def listen_to_compilers(self) -> None:
+    def follow_imports(self) -> None:
         """Registers with compilers and frameworks that have been loaded since, and excludes wrappers from compilation."""
         if active_session.stages is not self.stages:  # what has been given back stays so
             return
         self._listen()
+        self._checkpoints.watch()
         if self._torch is not None:
             self._torch.step_aside_for_compiler()
 
     def _listen(self) -> None:
-        self._checkpoints.watch()
         if self._compilers is None:
             if not any(map(imported, _COMPILERS)):
                 return

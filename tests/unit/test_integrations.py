@@ -279,7 +279,7 @@ def test_accumulated_batches_make_one_step() -> None:
     assert [steps_per_epoch(count, accumulated) for count, accumulated in batches] == [5, 9, None]
 
 
-# -- loaders, checkpoints --------------------------------------------------------------------------
+# -- loaders ---------------------------------------------------------------------------------------
 
 
 def test_loaders_are_called_by_what_they_are_for() -> None:

@@ -40,14 +40,8 @@ def main() -> None:
             steps += accelerator.sync_gradients
         accelerator.save_state(str(folder() / "state"))
     accelerator.end_training()
-    tell(
-        {
-            "steps": steps,
-            "evals": 0,
-            "checkpoints": 2,
-            "weights": weights_hash(accelerator.unwrap_model(model)),
-        }
-    )
+    weights = weights_hash(accelerator.unwrap_model(model))
+    tell({"steps": steps, "evals": 0, "checkpoints": 2, "weights": weights})
 
 
 if __name__ == "__main__":
