@@ -49,10 +49,14 @@ SKEW_NOTED_S, SKEW_HARMFUL_S = 5.0, 300.0
 
 LOOPBACK = ("127.", "localhost", "::1")
 _TLS_REMEDY = "write https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT"
+_SLOW_RESOLVER = "a name server does not answer in time: correct or remove it in /etc/resolv.conf"
 _PROXY_STATUSES = frozenset({403, 407, 500, 502, 503, 504})
 
 WITHIN_S: Final = 3.0
 """Limit for each connection, handshake and response."""
+
+LOOK_UP_NOTED_S: Final = 1.0
+"""Look-up of a name to report. A name server that does not answer costs 5 s, then the next one is asked."""
 
 HTTP1, TLS = "http", "tls"
 """With ``GRPC``, the protocols that can be detected."""
@@ -112,10 +116,10 @@ def check_endpoint(
 
 def look_at(signal: str, target: Target, *, token: bool) -> Iterator[CheckResult]:
     """Sends an empty request to an address; ``token``: whether headers are sent, which may be secrets."""
-    asked_s = time.time()
     try:
         proxy = _proxy_of(target)
         with closing(_connect(target, proxy)) as connection:
+            asked_s = time.time()  # before it the name was looked up, which may have taken long
             sock: Any = connection.sock
             certificate = sock.getpeercert() if target.tls else {}
             ask = _ask_grpc if target.protocol == GRPC else _post
@@ -126,6 +130,10 @@ def look_at(signal: str, target: Target, *, token: bool) -> Iterator[CheckResult
     through = f" through {proxy.name}" if proxy else ""
     what = f"{target.address} takes connections and accepts an empty request ({target.protocol}){through}"
     yield CheckResult(OK, what)
+    if connection.looked_up_s > LOOK_UP_NOTED_S:
+        whose = proxy.name if proxy else target.address
+        what = f"the name of {whose} takes {connection.looked_up_s:.0f} s to resolve; every new connection waits for it"
+        yield CheckResult(WARNING, what, _SLOW_RESOLVER)
     if target.tls:
         yield _certificate(target, certificate, time.time())
     elif token:
@@ -373,8 +381,9 @@ def _unconnected(
         remedy = "write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or correct the port"
         return _ConnectionProblem(f"does not speak TLS{known} ({_reason(error)})", remedy)
     if isinstance(error, (socket.gaierror, ValueError)):
-        what = "has a name that cannot be resolved"
-        todo = "correct the host name, or the resolver of this machine"
+        slow = connection.looked_up_s > LOOK_UP_NOTED_S
+        what = "has a name that cannot be resolved" + f" in {connection.looked_up_s:.0f} s" * slow
+        todo = _SLOW_RESOLVER if slow else "correct the host name, or the resolver of this machine"
     elif isinstance(error, ConnectionRefusedError):
         what = "refuses connections"
         ours = "start the collector (otel-train stack up), or correct the port"

@@ -174,6 +174,7 @@ class LimitedConnection(http.client.HTTPConnection):
 
     until_s = 0.0
     bytes_left = 0
+    looked_up_s = 0.0  # what the last look-up of the name took
 
     def limit(self, seconds: float, most_bytes: int) -> None:
         """Begins a request: what may be waited, and received, until its end."""
@@ -200,9 +201,11 @@ class LimitedConnection(http.client.HTTPConnection):
     def _to_an_address(self, end: tuple[str, int], *_: object) -> socket.socket:
         """Returns a socket connected to an address of a name. Each has its share of the time: one may be dead."""
         begun_s = time.monotonic()
-        found: Any = socket.getaddrinfo(*end, type=socket.SOCK_STREAM)  # Any: an address of any family
-        # A look-up cannot be limited, and takes nothing from the rest.
-        self.until_s += time.monotonic() - begun_s
+        try:
+            found: Any = socket.getaddrinfo(*end, type=socket.SOCK_STREAM)  # Any: an address of any family
+        finally:  # a look-up cannot be limited, and takes nothing from the rest
+            self.looked_up_s = time.monotonic() - begun_s
+            self.until_s += self.looked_up_s
         for left in range(len(found), 0, -1):
             try:
                 sock = socket.create_connection(found[-left][4][:2], self.seconds_left() / left)

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from otel_train.cli import doctor
 from otel_train.config import Config
 from otel_train.doctor import end_to_end, endpoint, environment
-from otel_train.doctor.checks import NOTE, PROBLEM, CheckResult
+from otel_train.doctor.checks import NOTE, PROBLEM, WARNING, CheckResult
 from otel_train.stack import tls
 from tests.support.receiver import black_hole, grpc_receiver, http_receiver, refusing_address
 
@@ -202,6 +203,48 @@ def test_a_login_page_of_a_proxy_and_a_proxy_that_is_none_are_named(monkeypatch:
         )
     monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1080")
     assert problem("http://collector.example:4318").what == "HTTP_PROXY names no http:// proxy"
+
+
+@pytest.fixture
+def slow_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up takes 25 s of both clocks; ``gone.test`` is no name, ``collector.test`` is one of this machine."""
+    real, spent_s = socket.getaddrinfo, [0.0]
+
+    def found(host: str, *more: Any, **options: Any) -> list[Any]:
+        if not host.endswith(".test"):  # an address
+            return real(host, *more, **options)
+        spent_s[0] += 25.0
+        if host == "gone.test":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return real("127.0.0.1", *more, **options)
+
+    def later(clock: Callable[[], float]) -> Callable[[], float]:
+        return lambda: clock() + spent_s[0]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    for name in ("time", "monotonic"):
+        monkeypatch.setattr(time, name, later(getattr(time, name)))
+
+
+@pytest.mark.usefixtures("slow_names")
+def test_a_name_server_that_does_not_answer_is_named_and_no_clock_is_blamed() -> None:
+    """Of two, the first was dead: only the clock of the Collector, which was right, was said to be 12 s ahead."""
+    with http_receiver() as received:
+        address = received.endpoint.replace("127.0.0.1", "collector.test")
+        found = list(endpoint.check_endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": address}))
+
+    [finding] = [each for each in found if each.state == WARNING]
+    assert finding.what == f"the name of {address} takes 25 s to resolve; every new connection waits for it"
+    assert "/etc/resolv.conf" in finding.remedy
+
+
+@pytest.mark.usefixtures("slow_names")
+def test_a_name_that_no_server_answers_for_is_not_called_wrong() -> None:
+    """The host name was to be corrected, and was correct."""
+    finding = problem("http://gone.test:4318")
+
+    assert finding.what == "http://gone.test:4318 has a name that cannot be resolved in 25 s"
+    assert "/etc/resolv.conf" in finding.remedy
 
 
 # --- answers ----------------------------------------------------------------------------------------
