@@ -60,6 +60,12 @@ class Sample(NamedTuple):
         return int(self.number.sum())
 
     @property
+    def is_possible(self) -> bool:
+        """Whether a run can have these durations; an upper end may be unknown."""
+        known = (self.low, self.high[np.isfinite(self.high)], np.array([self.total]))
+        return all(bool((np.abs(each) <= _LONGEST_S).all()) for each in known)
+
+    @property
     def mean(self) -> float:
         """Seconds; NaN of nothing."""
         return self.total / self.size if self.size else math.nan
@@ -161,6 +167,8 @@ SCHEMA = "otel_train.comparison/2"
 STEP = "step"
 WHOLE_STEPS = 2
 """Steps from which a mean says something about steps rather than about one of them."""
+_LONGEST_S = 1e12
+"""No run takes so long (30,000 years): a damaged file says so. The squares of shorter durations are finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +361,11 @@ def _refuse(before: Side, after: Side) -> None:
             raise ComparisonError(
                 f"not comparable: {side.name} has {steps.size if steps else 0} steps, {WHOLE_STEPS} are needed"
             )
+        for name, sample in side.samples.items():
+            if not sample.is_possible:
+                raise ComparisonError(
+                    f"not comparable: {side.name} has durations of {name} that no run can have; its files are damaged"
+                )
 
 
 def _row(name: str, before: Sample, after: Sample) -> dict[str, Any]:

@@ -138,6 +138,7 @@ def test_slower_means_beyond_doubt(after: tuple[float, ...], conclusion: str, sl
         (side(1, 1), side(1, 1, kind="trace"), "two of a kind"),
         (side(1, 1, ranks=1), side(1, 1, name="b", ranks=8), "ranks differ: 1 in a, 8 in b"),
         (side(1, 1), side(1, name="b"), "b has 1 steps"),
+        (side(1e200, 1e200), side(1, 1, name="b"), "a has durations of step that no run can have"),
     ],
 )
 def test_what_is_not_comparable_is_refused_with_its_reason(before: Side, after: Side, says: str) -> None:
@@ -263,6 +264,19 @@ def test_runs_say_how_their_loaders_and_settings_differ(tmp_path: Path, cli: Cli
         "samples per batch of train: 32.0 → 64.0",
         "setting cuda_timing: events → off",
     ]
+
+
+def test_durations_that_no_run_can_have_are_refused_without_a_warning_of_numpy(
+    tmp_path: Path, cli: Cli
+) -> None:
+    """Their squares overflowed: two warnings, then an unexpected OverflowError."""
+    one, damaged = a_run(tmp_path / "a", seconds=0.01), a_run(tmp_path / "damaged", seconds=0.01)
+    path = Path(damaged) / "rank0" / "metrics.otlp.jsonl"
+    path.write_text(path.read_text().replace("0.0099", "1.7e308").replace("0.0101", "1.7e308"))
+
+    for pair in ((one, damaged), (damaged, one)):
+        refused = cli("compare", *pair).refused
+        assert refused.startswith(f"otel-train: not comparable: {damaged} has durations of step")
 
 
 def test_the_folder_of_a_rank_is_that_rank(tmp_path: Path, cli: Cli) -> None:
