@@ -175,7 +175,11 @@ class EvalPass(NamedTuple):
 
 
 class EvalPasses:
-    """Groups the evaluation steps of each thread into passes. A pass ends when another phase or loader follows."""
+    """Groups the evaluation steps of each thread into passes.
+
+    A pass ends when another phase or loader follows, or time in no step: there is none between two batches of a pass.
+    But the last step of a pass that looks ahead comes after its end, and requests no batch.
+    """
 
     def __init__(self) -> None:
         self.durations = Histograms()
@@ -187,7 +191,7 @@ class EvalPasses:
     def feed(
         self, steps: StepRows, names: SeriesNames, thread: str = "", *, gaps: bool = False
     ) -> list[EvalPass]:
-        """Returns the passes that newly closed steps of a thread end; ``gaps``: so does time between two steps."""
+        """Returns the passes that newly closed steps of a thread end; ``gaps``: so does time before a step without a request."""
         # A partial step is known at the end of the run, before the last batch of an evaluation, and ended long before.
         known = (steps.phase != TRAIN) | (steps.counted > 0)
         steps = StepRows(*(column[known] for column in steps))
@@ -196,14 +200,17 @@ class EvalPasses:
         over = []
         loaders = names.loader(steps.loader)
         change = (np.diff(steps.phase, prepend=-1) != 0) | (np.diff(loaders, prepend=-1) != 0)
-        if gaps:
-            change[1:] |= steps.started_ns[1:] > steps.ended_ns[:-1]
+        asks = (steps.wait_ns > 0) | (steps.loader < 0) | gaps
+        change[1:] |= (steps.started_ns[1:] > steps.ended_ns[:-1]) & asks[1:]
+        # The iterator of a pass may have been made, as a part of its first step, long before.
+        starts_ns = steps.ended_ns - steps.duration_ns
         starts = np.flatnonzero(change)
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(change)], strict=True):
             phase, loader = int(steps.phase[start]), names.loaders.names[loaders[start]]
-            begun_ns, ended_ns = int(steps.started_ns[start]), int(steps.ended_ns[stop - 1])
+            begun_ns, ended_ns = int(starts_ns[start]), int(steps.ended_ns[stop - 1])
             before, batches = self._open.get(thread), stop - start
-            if before and before[:2] == (PHASES[phase], loader) and not (gaps and begun_ns > before.ended_ns):
+            same = before and before[:2] == (PHASES[phase], loader)
+            if before and same and not (asks[start] and steps.started_ns[start] > before.ended_ns):
                 begun_ns, batches = before.started_ns, before.batches + batches
             else:
                 over += self.close(thread)
