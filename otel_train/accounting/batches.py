@@ -172,6 +172,11 @@ class Batch:
         return any(item[SHOWS] in FORWARDS for item in self.items)
 
     @property
+    def has_gradients(self) -> bool:
+        """A backward has ended in it."""
+        return any(item[SHOWS] == GRADIENTS_MADE for item in self.items)
+
+    @property
     def has_raised(self) -> bool:
         """A call in it ended by an exception."""
         return any((call := item[CALL]) is not None and call[3] for item in self.items)
@@ -314,10 +319,11 @@ class Batches:
             self.boundary(_SAID)
 
     def _completes(self, source: int, flags: int) -> bool:
-        """Returns whether what begins may go on with forwards of passes before it: their backward, or another model on what they gave."""
+        """Returns whether what begins may go on with forwards of passes before it: their backward or update, or another model on what they gave."""
         kinds = self._sources.kinds
         if kinds[source] != FORWARD:
-            return bool(GRADIENTS >> kinds[source] & 1)
+            has_gradients = any(batch.has_gradients for batch in self._phases.waiting)
+            return has_gradients or bool(GRADIENTS >> kinds[source] & 1)
         items = (item for batch in self._phases.waiting for item in batch.items if item[SHOWS] in FORWARDS)
         return bool(flags & Flag.GRAD) and all(item[STACK][-1] != source for item in items)
 
@@ -509,7 +515,7 @@ class Batches:
         closing = GRADIENTS_MADE if self._decision.source is _BY_BACKWARD else UPDATED
         if shows != closing or self._phases.is_certain:
             return
-        if shows == GRADIENTS_MADE and self.open is not None and self._phases.attacks(self.open):
+        if shows == GRADIENTS_MADE and self.open is not None and self._phases.needs_update(self.open):
             return
         if source in self._book.open.updated and self.open is not None and not asking:
             self._phases.train_up_to(shows, self.open)

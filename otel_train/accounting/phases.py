@@ -37,7 +37,7 @@ _SHOWN: Final = itemgetter(SHOWS)
 
 # Read as names of the module: see ``steps``.
 _, _, _, _SAID, _MARK, _CLOSE = Boundary
-_BY_BATCH = StepSource.BATCH
+_BY_UPDATE, _BY_BATCH = StepSource.UPDATE, StepSource.BATCH
 _BY_TRAINING = (StepSource.UPDATE, StepSource.BACKWARD)
 
 
@@ -167,7 +167,7 @@ class BatchPhases:
         is_named = batch.passes and self._sources.named[batch.loader] >= 0
         in_hand = batch.loader if self._is_in_hand(batch, asked) else -1
         ends: tuple[int, ...] = LIKELY_TRAINING if self.is_certain and not is_named else TRAINING
-        ends = (UPDATED,) if self.attacks(batch) else ends
+        ends = (UPDATED,) if self.needs_update(batch) else ends
         head, tail = self._split_training(() if declared else ends, batch)
         self.in_hand = in_hand if in_hand >= 0 else self.in_hand
         if why is _MARK and self._trains_by_marks(batch):
@@ -180,7 +180,7 @@ class BatchPhases:
             self._train(head, batch)
         of_step, trained = self._is_of_step(batch, why, asked), bool(head)
         if declared or (not trained and any(item[SHOWS] == GRADIENTS_MADE for item in tail)):
-            self._judge_batch(batch.part(tail), asked)
+            self._judge_gradients(batch.part(tail), asked)
         elif any(item[SHOWS] in FORWARDS for item in tail):
             trained = trained or trained_before
             self._judge_rest(batch, tail, asked, of_step=of_step, trained=trained)
@@ -194,6 +194,14 @@ class BatchPhases:
                 self._book_batch(batch.part(tail), known)
             elif tail or batch.fetched:
                 self._wait(batch.part(tail))
+
+    def _judge_gradients(self, batch: Batch, asked: Pass | None) -> None:
+        """Judges gradients that no update has followed: evaluation, unless one comes that may use them (rule 7)."""
+        may_train = batch.shown < 0 and min(map(self._purpose, batch.loaders)) <= TRAIN
+        if may_train and sum(before.has_gradients for before in self.waiting) < MOST_CACHED:
+            self.waiting.append(batch)
+        else:
+            self._judge_batch(batch, asked)
 
     def _is_cached(self, batch: Batch, tail: list[Item], asked: Pass | None) -> bool:
         """Returns whether a batch without gradients may be for a later one of its pass: rule 2."""
@@ -315,10 +323,12 @@ class BatchPhases:
         """A forward with gradients in training mode is training, whatever comes, and no backward or update closes a step."""
         return self._decision.manual or self._decision.source is _BY_BATCH
 
-    def attacks(self, batch: Batch) -> bool:
-        """Returns whether its gradients are those of an attack, unless an update follows: rule 7."""
-        named = [self._sources.named[each.source] for each in batch.passes]
-        if not named or min(named) <= TRAIN or batch.shown == TRAIN:
+    def needs_update(self, batch: Batch) -> bool:
+        """Returns whether its gradients, made in evaluation mode, are those of an attack or of an analysis unless an update follows: rule 7."""
+        named = [self._sources.named[each.source] for each in batch.origins]
+        if not named or batch.shown == TRAIN:
+            return False
+        if min(named) <= TRAIN and self._decision.source is not _BY_UPDATE:
             return False
         shown = {item[SHOWS] for item in batch.items}
         return FORWARD_FROZEN in shown and FORWARD_GRAD not in shown
@@ -577,7 +587,7 @@ class BatchPhases:
             over = self.left_over not in batch.passes and batch.is_over
             if unused:
                 ready = over and unused_too and not batch.fresh
-            elif batch.cached:
+            elif batch.cached or (batch.has_gradients and batch.shown > TRAIN):
                 ready = over or batch.shown > TRAIN
             elif forward:
                 known = (trains or self._decision.decided) and not self._awaits_backward(batch)
@@ -618,7 +628,7 @@ class BatchPhases:
             if batch.is_over and not batch.dropped and self._only_unused(batch):
                 self._book.apart(batch.items, Activity.OUTSIDE)
                 continue
-            known = several or batch.cached
+            known = several or batch.cached or batch.has_gradients
             self._book_rest(batch, evaluates=known and batch.has_forward and not self._is_given_up(batch))
         self.waiting = []
         self._drop_lead()

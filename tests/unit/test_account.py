@@ -480,9 +480,28 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("gradients in evaluation mode in batches of a loader whose name says evaluation are an attack",
          times(2, lambda t: t.step().stop().repeat(2, lambda u: u.ask("val").forward(flags=Flag.GRAD).backward()).stop("val")),
          durations=[STEP] * 2, evals=[MICRO] * 4),
+    loop("so they are where the loop looks one batch ahead",
+         times(2, Tape.step).stop().ask("val").repeat(3, lambda t: t.ask("val").forward(flags=Flag.GRAD).backward()).stop("val")
+         .forward(flags=Flag.GRAD).backward(), durations=[STEP] * 2, partial=[], phase={"train": 2 * STEP + 5, "eval": 4 * MICRO + 5}),
     loop("zipped with a training loader they are not",
          times(2, lambda t: t.repeat(2, lambda u: u.ask("val").ask().forward(flags=Flag.GRAD).backward()).update())
          .stop("val").stop(), durations=[2 * (5 + MICRO) + 7] * 2, evals=[]),
+    # Elastic weight consolidation, influence functions, saliency: gradients of the training rows, which no optimizer uses.
+    loop("gradients in evaluation mode over a pass without an update are an evaluation",
+         times(2, lambda t: t.repeat(2, Tape.step).stop().repeat(3, lambda u: u.ask().forward(flags=Flag.GRAD).backward()).stop().spend(9)),
+         durations=[STEP] * 4, evals=[MICRO] * 6, partial=[], activity={"productive": 228, "data_wait": 40, "eval": 6 * MICRO, "outside": 18}),
+    loop("so they are before anything has trained, over a loader whose name says training, and where the pass is left",
+         Tape().repeat(3, lambda t: t.ask("train", iterator=1).forward(flags=Flag.GRAD).backward()).dispose("train", 1)
+         .repeat(2, lambda t: t.step("train")).stop("train"), durations=[STEP] * 2, evals=[MICRO] * 3, partial=[]),
+    loop("so they are at the end of the session, and in the pass of a single batch",
+         times(2, Tape.step).stop().ask("rows").forward(flags=Flag.GRAD).backward(), durations=[STEP] * 2, evals=[MICRO], partial=[]),
+    loop("they wait for an update up to 64 batches long",
+         times(2, lambda t: t.repeat(64, lambda u: u.ask().forward(flags=Flag.GRAD).backward()).update(9)).stop()
+         .repeat(66, lambda u: u.ask().forward(flags=Flag.GRAD).backward()).update(9).ask().stop(),
+         durations=[64 * MICRO + 9] * 2 + [MICRO + 9], evals=[MICRO] * 65),
+    loop("an update after the pass uses them, if no batch is asked before",
+         times(2, lambda t: t.repeat(2, lambda u: u.ask().forward(flags=Flag.GRAD).backward()).stop().update()),
+         durations=[2 * MICRO + 7 ] * 2, evals=[]),
     # nanochat fetches the next batch before the update, and evaluates some batches at the top of the loop.
     loop("an evaluation of several batches between the fetch of a batch and its step is none of the step, although its iterator stays",
          Tape().ask().repeat(3, lambda t: t.ask("val").forward(11, flags=0).ask("val").forward(11, flags=0).spend(3)

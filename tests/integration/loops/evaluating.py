@@ -550,6 +550,27 @@ def an_attack_alone(watch: Watch) -> None:
         truth.step("test")
 
 
+@timed
+def squared_gradients_of_every_task(watch: Watch) -> None:
+    """Elastic weight consolidation: after a task its rows give gradients in evaluation mode, which are squared; no optimizer uses them."""
+    truth, (model, optimizer, first, second) = watch.slow_training({"first": 4, "second": (3, 0.02)})
+    for name, rows in {"first": first, "second": second}.items():
+        model.train()
+        for _ in range(2):
+            truth.train_on(model, optimizer, rows, name=name)
+        model.eval()
+        truth.at(EVAL, name)
+        squares = [torch.zeros_like(weight) for weight in model.parameters()]
+        for batch in rows:
+            truth.batch(name)
+            optimizer.zero_grad()
+            truth.forward(EVAL)
+            truth.backward(loss_of(model, batch), EVAL)
+            for square, weight in zip(squares, model.parameters(), strict=True):
+                square.add_(weight.grad**2)
+            truth.step(EVAL)
+
+
 @loop
 def groups_of_a_loader_named_val(watch: Watch) -> None:
     """Two backwards per update, on a loader whose name says evaluation: training says more."""
