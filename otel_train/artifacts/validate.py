@@ -291,7 +291,7 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
     if reader.summary and not reader.ended:
         yield Fault(summary, "the end of the run was not recorded")
     settings = present(reader.about.get("settings") or {})[0]
-    if reader.timeline is None and settings.get("flight_recorder", True):
+    if reader.flight is None and settings.get("flight_recorder", True):
         yield Fault(f"{folder.name}/{FLIGHT_FILE}", "is missing, cannot be read, or holds nothing")
     for said in reader.warnings:
         if REMEDY not in said:  # a message about wrong values, which are listed by file

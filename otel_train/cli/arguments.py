@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -84,18 +84,27 @@ def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not large or not stream.isatty():
         return None
-    begun, last = time.monotonic(), [0.0]
+    begun, write = time.monotonic(), _line_on(stream)
 
     def show(done: int, size: int) -> None:
-        now = time.monotonic()
-        if done < size and now - last[0] < _EVERY_S:
-            return
-        last[0] = now
-        rate = done / 1e6 / max(now - begun, 1e-9)
+        rate = done / 1e6 / max(time.monotonic() - begun, 1e-9)
         text = f"reading {printable(path.name)}  {done / size:4.0%}  {rate:,.0f} MB/s"
-        print(f"\r\x1b[K{text}" if done < size else "\r\x1b[K", end="", file=stream, flush=True)
+        write(text if done < size else "")
 
     return show
+
+
+def _line_on(stream: TextIO) -> Callable[[str], None]:
+    """Returns what rewrites the last line of a terminal, five times a second at most; "" clears it."""
+    last = [0.0]
+
+    def write(text: str) -> None:
+        now = time.monotonic()
+        if not text or now - last[0] >= _EVERY_S:
+            last[0] = now
+            print(f"\r\x1b[K{text}", end="", file=stream, flush=True)
+
+    return write
 
 
 _MANY_RANKS = 8
@@ -275,9 +284,18 @@ def in_processes(work: Callable[[Item], Document], ranks: Collection[Item]) -> l
     try:
         number = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
         with ProcessPoolExecutor(number, get_context("fork"), begin) as pool:
-            return list(pool.map(work, ranks))
+            return list(_counted(pool.map(work, ranks), len(ranks)))
     except (OSError, RuntimeError):
-        return list(map(work, ranks))
+        return list(_counted(map(work, ranks), len(ranks)))
+
+
+def _counted(results: Iterable[Document], number: int) -> Iterator[Document]:
+    """Yields the results for ranks; a terminal shows how many there are."""
+    write = _line_on(sys.stderr) if sys.stderr.isatty() else None
+    for done, result in enumerate(results, 1):
+        if write is not None:
+            write(f"read {done:,} of {number:,} ranks" if done < number else "")
+        yield result
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

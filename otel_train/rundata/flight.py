@@ -152,15 +152,6 @@ def _ended_unix_s(summary: Mapping[str, Any]) -> float | None:
     return written_until(summary) if has_ended(summary) else None
 
 
-def timeline_of(path: Path) -> Timeline | None:
-    """Returns the timeline in a flight file; None if no thread has written anything.
-
-    Raises:
-        RunDirectoryError: the file cannot be read.
-    """
-    return FlightHistory(read_flight(path)).timeline
-
-
 class FlightHistory:
     """What the threads in a flight file did, with the names of sources and Unix time.
 

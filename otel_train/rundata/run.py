@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.datamodel import (
@@ -27,8 +28,9 @@ from otel_train.files import (
     read_word,
 )
 from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of
+from otel_train.recording.flight_recorder import Flight, read_flight
 from otel_train.rundata.files import current_document, has_ended, summary_of, whole
-from otel_train.rundata.flight import Timeline, timeline_of
+from otel_train.rundata.flight import FlightHistory, Timeline
 from otel_train.rundata.schemas import check, checked
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class RunReader:
-    """Files of one rank: ``run.json``, ``summary.json``, the last line of metrics, its captures, the newest last.
+    """Files of one rank: ``run.json``, ``summary.json``, its flight file, the last line of metrics, its captures, the newest last.
 
     What is missing or cannot be read is empty; ``warnings`` has a sentence on each file that cannot.
     """
@@ -49,7 +51,7 @@ class RunReader:
     rank: int
     about: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
-    timeline: Timeline | None = None
+    flight: Flight | None = None  # None also where no thread has written an event
     metrics: dict[str, Any] = field(default_factory=dict)
     captures: list[Path] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -58,6 +60,11 @@ class RunReader:
     def ended(self) -> bool:
         """Whether the summary was written at the end."""
         return bool(self.summary) and has_ended(self.summary)
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """Timeline in the flight file; None without one. All events are accounted for it, which takes seconds for a long file."""
+        return None if self.flight is None else FlightHistory(self.flight).timeline
 
     def newest_trace(self) -> tuple[Path, Trace] | None:
         """Returns the newest capture that can be read whole; None if there is none. ``warnings`` names the others."""
@@ -103,10 +110,10 @@ def _read(run: Path, rank: int) -> RunReader:
     if reader.summary and is_of_earlier_attempt(reader.summary, folder):
         reader.warnings.append(f"{SUMMARY_FILE} is of an earlier start of the run: it is passed over.")
         reader.summary = {}
-    reader.timeline = _read_if_there(
-        reader, folder / FLIGHT_FILE, timeline_of, f"{FLIGHT_FILE} cannot be read: "
-    )
-    if not reader.summary and reader.timeline is None:
+    flight = _read_if_there(reader, folder / FLIGHT_FILE, read_flight, f"{FLIGHT_FILE} cannot be read: ")
+    if flight is not None and any(len(thread.times) for thread in flight.threads):
+        reader.flight = flight
+    if not reader.summary and reader.flight is None:
         said = " ".join(reader.warnings) or f"there is neither {SUMMARY_FILE} nor {FLIGHT_FILE}."
         raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
     reader.metrics = _read_if_there(reader, folder / METRICS_FILE, read_metrics) or {}

@@ -16,8 +16,9 @@ from otel_train.console.text import TextLayout
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import down_s
 from otel_train.files import mark_of
+from otel_train.recording.flight_recorder import read_flight
 from otel_train.recording.shared_memory import HEADER, PAGE
-from otel_train.rundata.flight import read_postmortem, timeline_of
+from otel_train.rundata.flight import FlightHistory, read_postmortem
 from otel_train.rundata.live_view import progress_of
 from tests.support.left_run import leave_run
 
@@ -104,7 +105,7 @@ def read_everywhere(folder: Path) -> None:
     """Every reader of a flight file, as commands and pages call it."""
     path = folder / "flight.bin"
     with suppress(RunDirectoryError):
-        timeline_of(path)
+        FlightHistory(read_flight(path))
     with suppress(RunDirectoryError):
         document = read_postmortem(folder)
         json.dumps(document)

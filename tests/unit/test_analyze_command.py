@@ -130,6 +130,20 @@ def test_a_large_file_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
+def test_a_large_run_says_how_many_of_its_ranks_have_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand took minutes of silence; a pipe gets no line."""
+    ranks, stream = range(1000), Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    found = arguments.in_processes(str, ranks)
+
+    assert found == list(map(str, ranks))
+    assert "read 1 of 1,000 ranks" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+    monkeypatch.setattr("sys.stderr", piped := io.StringIO())
+    assert arguments.in_processes(str, ranks) == found
+    assert not piped.getvalue()
+
+
 def test_shapes_of_an_operator_are_shown_on_demand(tmp_path: Path, cli: Cli) -> None:
     """Which sizes to pad is in the trace, if it was recorded."""
     path = training(steps=2).write(tmp_path / "trace.json")

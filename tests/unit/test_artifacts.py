@@ -443,6 +443,16 @@ def test_ranks_of_a_large_run_are_checked_in_several_processes(
     )
 
 
+def test_a_check_of_a_run_accounts_no_events_of_its_flight_file(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks whether the file holds any. Of a full one that took seconds per rank, and nothing was made of the steps."""
+    say_summary(run)
+    monkeypatch.setattr("otel_train.rundata.run.FlightHistory", pytest.fail)
+
+    assert "complete and consistent" in cli("validate", run).printed
+
+
 def _read_elsewhere(parent: int, read: Callable[..., Any]) -> Callable[..., Any]:
     def read_run(run: Path, rank: int) -> Any:
         assert os.getpid() != parent

@@ -18,10 +18,11 @@ from otel_train.cli.postmortem import headline
 from otel_train.datamodel import SUMMARY_SCHEMA, Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording.flight_recorder import read_flight
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import RINGS_OFFSET
 from otel_train.resource import namespace_of, process_mark
-from otel_train.rundata.flight import read_postmortem, timeline_of
+from otel_train.rundata.flight import FlightHistory, read_postmortem
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
 from tests.support.flight import PrivateMemory
@@ -318,7 +319,7 @@ def test_batches_that_no_step_used_at_the_end_are_of_no_step(tmp_path: Path, fli
     data, sgd = flight.source(SourceKind.DATA, "code"), flight.source(SourceKind.OPTIMIZER, "SGD")
     for stage in (data, sgd, data, data):
         flight.step(stage)
-    timeline = timeline_of(tmp_path / "flight.bin")
+    timeline = FlightHistory(read_flight(tmp_path / "flight.bin")).timeline
 
     assert timeline is not None
     assert timeline.selves_ns.sum(axis=1).tolist() == [10]
