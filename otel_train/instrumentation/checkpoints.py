@@ -12,16 +12,28 @@ from otel_train.safety import replace
 
 SAVES: Final = (
     ("accelerate.accelerator", "Accelerator.save_state"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine.save_checkpoint"),
+    ("diffusers.models.modeling_utils", "ModelMixin.save_pretrained"),
+    ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline.save_pretrained"),
     ("fastai.learner", "Learner.save"),
     ("ignite.handlers.checkpoint", "DiskSaver.__call__"),
     ("lightning.fabric.fabric", "Fabric.save"),
     ("lightning.pytorch.trainer.trainer", "Trainer.save_checkpoint"),
     ("lightning_fabric.fabric", "Fabric.save"),
+    ("peft.peft_model", "PeftModel.save_pretrained"),
     ("pytorch_lightning.trainer.trainer", "Trainer.save_checkpoint"),
+    ("skorch.callbacks.training", "Checkpoint.save_model"),
+    ("skorch.net", "NeuralNet.save_params"),
+    ("speechbrain.utils.checkpoints", "Checkpointer.save_checkpoint"),
+    ("stable_baselines3.common.base_class", "BaseAlgorithm.save"),
+    ("timm.utils.checkpoint_saver", "CheckpointSaver.save_checkpoint"),
+    ("timm.utils.checkpoint_saver", "CheckpointSaver.save_recovery"),
     ("torch.distributed.checkpoint", "async_save"),
     ("torch.distributed.checkpoint", "save"),
+    ("transformers.modeling_utils", "PreTrainedModel.save_pretrained"),
     ("transformers.trainer", "Trainer._save_checkpoint"),  # with the optimizer; no public method saves both
     ("transformers.trainer", "Trainer.save_model"),
+    ("ultralytics.engine.trainer", "BaseTrainer.save_model"),
 )
 """Module, and function of it that saves. One that calls another is one checkpoint."""
 

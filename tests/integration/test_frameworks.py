@@ -6,11 +6,13 @@ import importlib.util
 import json
 import re
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from otel_train.instrumentation.checkpoints import SAVES
 from tests.support.loop_table import check_row, counted
 from tests.support.summary_laws import laws_of
 from tests.support.zero_code import environment, launched, run_zero_code, summaries_below
@@ -118,3 +120,15 @@ def test_a_library_is_counted_as_a_profiler_counts_it(name: str, tmp_path: Path)
     head = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").split('"""')[1]
     row = {"shape": example.shape, "description": " ".join(head.split()), "program": program}
     check_row("frameworks", name, {**row, "in_code": seen, "zero_code": without, "why": example.why})
+
+
+@pytest.mark.filterwarnings("ignore")  # of what frameworks import
+@pytest.mark.parametrize(("module", "path"), SAVES, ids=[f"{module}:{path}" for module, path in SAVES])
+def test_a_function_that_is_timed_as_a_checkpoint_is_there_in_the_installed_version(
+    module: str, path: str
+) -> None:
+    """A function that a framework has renamed is left out without a word."""
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        pytest.skip(f"{module} is not installed")
+
+    assert callable(attrgetter(path)(importlib.import_module(module)))
