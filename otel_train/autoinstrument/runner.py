@@ -28,7 +28,10 @@ SITE: Final = Path(__file__).parent / "site"
 """Goes on PYTHONPATH; see ``otel_train/autoinstrument/site/sitecustomize.py``."""
 
 _WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
-_UNREACHABLE = {"isolated": "-I", "ignore_environment": "-E", "no_site": "-S"}
+_IGNORES_PYTHONPATH = frozenset("IES")
+"""Options of an interpreter, each a letter."""
+
+_INTERPRETER = re.compile(r"(python|pypy)[0-9.]*t?")
 _PYTHON = re.compile(rb"#!.*\bpython[0-9.]*\b")
 
 
@@ -75,9 +78,13 @@ def _is_python(path: Path) -> bool:
         return _PYTHON.match(opened.readline(256)) is not None
 
 
-def unreachable() -> str:
-    """Returns the interpreter option that prevents instrumentation; "" if none does."""
-    return next((flag for name, flag in _UNREACHABLE.items() if getattr(sys.flags, name)), "")
+def unreachable(line: Sequence[str]) -> str:
+    """Returns the interpreter option in a command that prevents instrumentation; "" if there is none."""
+    if not _INTERPRETER.fullmatch(Path(line[0]).name):
+        return ""
+    clusters = [flag for flag in interpreter_flags(line) if flag[:2] not in ("--", "-X", "-W")]
+    letters = (letter for cluster in clusters if cluster[0] == "-" for letter in cluster[1:])
+    return next((f"-{letter}" for letter in letters if letter in _IGNORES_PYTHONPATH), "")
 
 
 def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder: Path) -> dict[str, str]:

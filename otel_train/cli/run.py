@@ -113,7 +113,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
     ends: list[RankEnd] = []
     try:
         environ = runner.environment(os.environ, settings, folder)
-        if (flag := runner.unreachable()) and line[0] == sys.executable:
+        if flag := runner.unreachable(line):
             complain(f"python {flag} prevents instrumentation; the program runs without it. Leave {flag} out")
         try:
             code = runner.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from otel_train.autoinstrument import attach
-from otel_train.autoinstrument.runner import SITE, command_line, environment, interpreter_flags
+from otel_train.autoinstrument.runner import SITE, command_line, environment, interpreter_flags, unreachable
 from otel_train.cli import run as run_command
 from otel_train.errors import ConfigError
 from otel_train.resource import detect
@@ -38,6 +38,22 @@ def parsed(*words: str) -> argparse.Namespace:
 def test_the_interpreter_keeps_its_flags(words: Sequence[str], flags: Sequence[str]) -> None:
     """`python -u` below a scheduler must stay unbuffered."""
     assert interpreter_flags(words) == flags
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["/opt/bin/python3.12", "-I", "x.py"], "-I"),
+        (["python3", "-uEm", "pkg.train"], "-E"),
+        (["python3.13t", "-X", "dev", "-W", "S", "-OS", "x.py"], "-S"),
+        (["python", "-Xfrozen_modules=off", "-Wignore:E", "x.py", "-I"], ""),
+        (["python", "-c", "import sys"], ""),
+        (["torchrun", "-I"], ""),
+    ],
+)
+def test_an_interpreter_that_ignores_pythonpath_is_named(words: Sequence[str], option: str) -> None:
+    """Nothing is instrumented, which would be said by nothing else."""
+    assert unreachable(words) == option
 
 
 @pytest.mark.parametrize(
