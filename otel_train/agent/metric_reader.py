@@ -99,11 +99,8 @@ class MetricReader:
         for write in self.more:
             write(builder)
         self._write_flops(builder)
-        return Snapshot(self._start_unix_ns(), time.time_ns(), builder.families())
-
-    def _start_unix_ns(self) -> int:
-        """Returns when counting began; where the system clock was set back, by its time of now: no point ends before it began."""
-        return min(self._info.started_unix_ns, self._run.unix(self._run.started_ns))
+        start_ns = self._run.began_unix(self._info.started_unix_ns)
+        return Snapshot(start_ns, time.time_ns(), builder.families())
 
     def counted(self) -> dict[tuple[str, str, str], int]:
         """Returns the samples and tokens that this rank counts for its model replica, by metric, loader and phase."""

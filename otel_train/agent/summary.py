@@ -303,7 +303,7 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
         "state": state,
         "end_cause": service.end_cause or None,
         "stall": stall,
-        "started_unix_s": info.started_unix_ns / NS_PER_S,
+        "started_unix_s": run.began_unix(info.started_unix_ns) / NS_PER_S,
         "until_unix_s": run.unix(run.ended_by(now_ns)) / NS_PER_S,
         "restart_seconds": run.down_s,
         "training_threads": run.training_threads,

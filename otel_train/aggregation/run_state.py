@@ -248,6 +248,13 @@ class RunState:
         """Returns the Unix time, in nanoseconds, of an instant on the monotonic clock."""
         return self._anchor.unix(clock_ns)
 
+    def began_unix(self, said_ns: int) -> int:
+        """Returns when the run began, of which ``said_ns`` was said then; where the clock was set back, by its time of now.
+
+        So nothing ends before it began.
+        """
+        return min(said_ns, self.unix(self.started_ns))
+
     def follow_system_clock(self) -> None:
         """Takes over the time of the system clock where it was set, or the machine slept."""
         self._anchor = self._anchor.renewed(system_clock())

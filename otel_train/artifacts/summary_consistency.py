@@ -80,6 +80,10 @@ BEHIND = 1e-3
 moment after they became final."""
 
 
+CLOCK_SLACK_S = 1.0
+"""What the system clock may be off before its time is taken over: see ``Anchor.renewed``."""
+
+
 def applicable(summary: Mapping[str, Any]) -> Iterator[partial[Iterable[str]]]:
     """Yields the laws that hold for a summary of its kind, each to be called for what is broken."""
     checked = Summary(summary)
@@ -98,6 +102,15 @@ def activities_add_up(summary: Summary) -> Iterator[str]:
     spent_s, wall_s = sum(summary.activities.values()), summary.wall_s
     if not is_close(spent_s, wall_s, share=share, slack=slack_s):
         yield f"activities add up to {spent_s} s, wall_seconds is {wall_s} s"
+
+
+def the_wall_time_has_passed(summary: Summary) -> Iterator[str]:
+    """Demands that the run took no longer than from its start to the instant up to which it counts; more passes while the machine sleeps."""
+    begun_s, until_s = map(
+        summary.document.get, ("started_unix_s", "until_unix_s")
+    )  # a former version has no end
+    if None not in (begun_s, until_s) and until_s - begun_s < summary.wall_s - CLOCK_SLACK_S:
+        yield f"wall_seconds is {summary.wall_s} s, and until_unix_s is {until_s - begun_s} s after started_unix_s"
 
 
 def self_is_within_inclusive(summary: Summary) -> Iterator[str]:
@@ -306,6 +319,7 @@ def row_name(row: Mapping[str, Any]) -> str:
 
 LAWS: tuple[Callable[[Summary], Iterable[str]], ...] = (
     activities_add_up,
+    the_wall_time_has_passed,
     self_is_within_inclusive,
     quantiles_are_in_order,
     steps_are_counted_once,

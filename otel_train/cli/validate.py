@@ -35,8 +35,9 @@ DIR is a folder written by 'otel-train export', a run directory or a run id.
 
 Artifacts: each file listed in profiler_summary.json exists, can be read, and its totals agree.
 Run directory: each file of each rank is whole, no records were lost, and the values of summary.json agree:
-activities add up to the wall time, stages of a phase to its activities, steps to their phase; self time is at most
-inclusive time; rate times time is the count; the share of a finding is its seconds of the time it is about.
+activities add up to the wall time, which has passed since the start; stages of a phase to its activities, steps
+to their phase; self time is at most inclusive time; rate times time is the count; the share of a finding is its
+seconds of the time it is about.
 A file that is absent for a known reason, such as op_stats.csv without a capture, is not a fault.
 
 examples:

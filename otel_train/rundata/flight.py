@@ -180,7 +180,7 @@ class FlightHistory:
             "state": summary.get("state"),
             "end_cause": summary.get("end_cause"),
             "ended_unix_s": _ended_unix_s(summary),
-            "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
+            "started_unix_s": self._started_unix_ns() / NS_PER_S,
             "last_edge_unix_s": self._unix_s(
                 max((int(s.thread.times[-1]) for s in self._threads), default=None)
             ),
@@ -228,6 +228,12 @@ class FlightHistory:
 
     def _unix_s(self, clock_ns: int | None) -> float | None:
         return None if clock_ns is None else (clock_ns + self._offset_ns) / NS_PER_S
+
+    def _started_unix_ns(self) -> int:
+        """Returns when the run began; where the clock was set back since, not after the first event on file."""
+        said_ns = self._flight.identity.get("started_unix_ns") or self._flight.anchor_unix_ns
+        edges = (int(each.thread.times[0]) + self._offset_ns for each in self._threads)
+        return int(min([said_ns, *edges]))
 
     def _quiet_s(self, history: ThreadHistory) -> float:
         """Returns for how long the process lived after the thread's last event, in seconds."""
@@ -280,10 +286,6 @@ def _closed_before(timeline: Timeline, summary: Mapping[str, Any], warnings: lis
         )
         warnings.append(f"The file no longer holds the first steps: {how}.")
     return first or 0
-
-
-def _seconds(unix_ns: object) -> float | None:
-    return unix_ns / NS_PER_S if isinstance(unix_ns, int) else None
 
 
 OTHER = "other"

@@ -37,9 +37,11 @@ from otel_train.instrumentation import registry
 from otel_train.recording.shared_memory import SIDE_RINGS
 from otel_train.rundata.live_view import state_of
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
+from tests.support.command_line import Cli
 from tests.support.inside import inside
 from tests.support.json_lines import last_points, read_jsonl
 from tests.support.receiver import http_receiver
+from tests.support.summary_laws import laws_of
 from tests.support.waiting import in_threads, until
 
 ROOT = Path(__file__).parents[2]
@@ -136,18 +138,34 @@ def test_a_clock_that_is_set_leaves_the_age_of_the_last_progress(slept: tuple[An
         assert 0 <= age_s < 60, name
 
 
-def test_no_point_ends_before_it_began_where_the_clock_was_set_back(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine that had begun an hour ahead: backends refuse a start time that is after the time of its point."""
+@pytest.fixture
+def set_back(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a rank whose machine had begun an hour ahead; the clock was set while it ran."""
     model, batches = Net(), loader(8)
     session = watch(model, {"train": batches}, **FAST)
     of_the_system = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: of_the_system() - 3600 * 10**9)
     train(model, batches)
     session.close()
+    return rank_folder(session)
 
-    points = [point for each in last_points(rank_folder(session)).values() for point in each]
+
+def test_a_run_ends_after_it_began_where_the_clock_was_set_back(set_back: Path, cli: Cli) -> None:
+    """Its end lay an hour before its start, in the summary and the post-mortem, and ``validate`` called that consistent."""
+    summary = json.loads((set_back / "summary.json").read_text())
+    lasted_s = summary["until_unix_s"] - summary["started_unix_s"]
+    report = json.loads(cli("postmortem", set_back, "--json").printed)
+
+    assert lasted_s == pytest.approx(summary["wall_seconds"], abs=1e-3)
+    assert summary["started_unix_s"] - 1e-3 <= report["started_unix_s"] <= report["last_edge_unix_s"]
+    assert list(laws_of(summary)) == []
+    [broken] = laws_of({**summary, "started_unix_s": summary["started_unix_s"] + 3600})
+    assert "wall_seconds is" in broken
+
+
+def test_no_point_ends_before_it_began_where_the_clock_was_set_back(set_back: Path) -> None:
+    """Backends refuse a start time that is after the time of its point."""
+    points = [point for each in last_points(set_back).values() for point in each]
     lasted_s = {
         (int(point["timeUnixNano"]) - int(point["startTimeUnixNano"])) / 1e9
         for point in points
