@@ -106,10 +106,10 @@ def activities_add_up(summary: Summary) -> Iterator[str]:
 
 def the_wall_time_has_passed(summary: Summary) -> Iterator[str]:
     """Demands that the run took no longer than from its start to the instant up to which it counts; more passes while the machine sleeps."""
-    begun_s, until_s = map(
-        summary.document.get, ("started_unix_s", "until_unix_s")
-    )  # a former version has no end
-    if None not in (begun_s, until_s) and until_s - begun_s < summary.wall_s - CLOCK_SLACK_S:
+    begun_s, until_s = map(summary.document.get, ("started_unix_s", "until_unix_s"))
+    if begun_s is None or until_s is None:  # of a former version
+        return
+    if until_s - begun_s < summary.wall_s - CLOCK_SLACK_S:
         yield f"wall_seconds is {summary.wall_s} s, and until_unix_s is {until_s - begun_s} s after started_unix_s"
 
 
