@@ -21,7 +21,7 @@ from otel_train.agent.messages import (
     Request,
     Response,
 )
-from otel_train.agent.rank_end import EXITING_S, LauncherFolder, RankEnd, how_it_ended, maps_file
+from otel_train.agent.rank_end import CRASHES, EXITING_S, LauncherFolder, RankEnd, how_it_ended, maps_file
 from otel_train.agent.remote import ANSWER_S, RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
@@ -311,10 +311,10 @@ class RankConnection:
             self.exporters.close_files()
 
     def _correct(self) -> None:
-        """Replaces an assumed end state when the kernel reports another exit code."""
+        """Replaces an assumed end state when the kernel reports another exit code, or a crash."""
         state, cause = how_it_ended(self.info.pid, self._process, EXITING_S)
         with Guard("close"):
-            if state == "failed" and cause != "exec":
+            if (state == "failed" and cause != "exec") or cause in CRASHES:
                 self.service.correct(state, cause)
         self._close_files()
 

@@ -937,3 +937,22 @@ def test_an_exit_code_that_no_one_has_said_is_the_kernels(
 
     until(lambda: (folder / "rank0.lock").read_text().strip().endswith("closed"))
     assert ended_summary(tmp_path, state)["end_cause"] == ("exit code 3" if state == "failed" else None)
+
+
+def test_a_crash_after_the_end_of_the_session_is_the_end_of_the_run(run: Run, tmp_path: Path) -> None:
+    """As of a library whose threads still run when the interpreter is taken down: the launcher sees that signal, too."""
+    run("""
+        import signal
+
+        class Library:
+            def __del__(self, crash=os.kill, here=os.getpid(), number=signal.SIGSEGV):
+                crash(here, number)
+
+        library = Library()
+        start(model, agent="process")
+        train()
+        """)
+    (folder,) = runs(tmp_path)
+
+    until(lambda: (folder / "rank0.lock").read_text().strip().endswith("closed"))
+    assert ended_summary(tmp_path, "killed")["end_cause"] == "SIGSEGV"
