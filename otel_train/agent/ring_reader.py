@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +30,8 @@ from otel_train.recording.shared_memory import (
     OVER,
     PAGE,
     RINGS_OFFSET,
+    STEPS,
+    STEPS_OFFSET,
     WORD,
     DeviceRingReader,
     Header,
@@ -100,6 +102,7 @@ class SharedRings:
     Attributes:
         guard: contains the faults of the copy.
         device_ring: what devices did.
+        steps: returns what the copy is to say of the steps: see ``STEPS``.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class SharedRings:
         self._limited = True
         self._limiting = threading.Lock()
         self._reported_changes = -1
+        self.steps: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._sources: list[Instrumented] = []
         self.main = self._find()[0]
 
@@ -223,7 +227,8 @@ class SharedRings:
         """Copies what is new to the file at once, unless its disk hangs."""
         copy = self._copy
         if copy is not None:
-            self._disk.refresh(self.guard, lambda: copy.save(unix_ns))
+            steps = self.steps()
+            self._disk.refresh(self.guard, lambda: copy.save(unix_ns, steps))
 
     @property
     def ended_by(self) -> str:
@@ -240,7 +245,8 @@ class SharedRings:
         """Copies the remaining events and closes the file."""
         copy = self._copy
         if copy is not None:
-            self._disk.do(self.guard, lambda: copy.save(time.time_ns()))
+            steps = self.steps()
+            self._disk.do(self.guard, lambda: copy.save(time.time_ns(), steps))
             self._disk.do(Guard("flight file"), copy.close)
 
     def _find(self) -> dict[int, SharedThread]:
@@ -269,8 +275,8 @@ class FlightCopy:
         header = Header(*HEADER.unpack_from(memory.view))
         self._anchor = Anchor(header.anchor_unix_ns, header.anchor_clock_ns)
 
-    def save(self, unix_ns: int) -> None:
-        """Copies what was written since the last call.
+    def save(self, unix_ns: int, steps: tuple[int, int]) -> None:
+        """Copies what was written since the last call; ``steps``: see ``STEPS``.
 
         Raises:
             OSError: the disk is full, or gone.
@@ -296,6 +302,7 @@ class FlightCopy:
         header = Header(*HEADER.unpack_from(head))
         header = header._replace(anchor_unix_ns=unix, anchor_clock_ns=clock, polled_unix_ns=unix_ns)
         HEADER.pack_into(head, 0, *header)
+        STEPS.pack_into(head, STEPS_OFFSET, *steps)
         for slot, words in positions:
             self._save_ring(slot, released[slot], words, used=slot in used)
         os.pwrite(self._file, head, 0)

@@ -128,6 +128,8 @@ class ExportLoop:
         self.lock = threading.Lock()
         self.guard = Guard("export loop")
         self._rings = rings
+        # Where edges were lost, as those that an agent before had read, so were steps.
+        rings.steps = lambda: (0, 0) if self.missed else run.steps_ended()
         self._run = run
         self._snapshot = snapshot
         self._clock = clock

@@ -136,6 +136,7 @@ class ThreadState:
         label: distinguishes its traces from those of the leading thread.
         follows: the leading thread that had ended when this one began; this one's time begins there.
         step_ended_ns: when its last training step ended.
+        steps_ended: training steps that have ended.
         open_step: calls of the open step, in case the step is sampled.
         in_rows: its time is in the rows of phases.
         activity_ns: by ``Activity``: time of the run, if it had led from its beginning.
@@ -152,6 +153,7 @@ class ThreadState:
     last_code: int = 0
     ends: StageEnds = field(default_factory=StageEnds)
     step_ended_ns: int = -1
+    steps_ended: int = 0
     open_step: list[StageCalls] = field(default_factory=list)
     next_number: int = 0
     in_rows: bool = False
@@ -371,6 +373,11 @@ class RunState:
         """Number of the running step: the steps counted so far, unless set manually."""
         return self.leading.next_number if self.leading else 0
 
+    def steps_ended(self) -> tuple[int, int]:
+        """Returns how many training steps of the leading thread have ended, and when the last of them did; zeros while none has."""
+        leading = self.leading
+        return (leading.steps_ended, leading.step_ended_ns) if leading and leading.steps_ended else (0, 0)
+
     @property
     def step_source(self) -> StepSource:
         """What the leading thread's steps are counted by, or those of the ones that have ended if it has none."""
@@ -556,6 +563,7 @@ class RunState:
         numbers = thread.number(steps.number[rows])
         if len(rows):
             thread.step_ended_ns = int(steps.ended_ns[rows[-1]])
+            thread.steps_ended += len(rows)
         if len(steps.phase) and thread is self.leading:
             self.recent.add(steps.ended_ns[rows], numbers)
             self._phase = int(steps.phase[-1])

@@ -142,9 +142,10 @@ def _facts(page: TextLayout, report: Report) -> list[str]:
         f"attempt {known(report.get('attempt'))}",
         f"started {text.instant(report.get('started_unix_s'))}",
         f"last edge {text.instant(report.get('last_edge_unix_s'))}",
-        f"{plural(report.get('steps_in_file'), 'step')} on file",
         plural(report.get("edges_in_file"), "edge"),
     ]
+    if (steps := report.get("steps_in_file")) is not None:
+        facts.insert(-1, f"{plural(steps, 'step')} on file")
     return text.flow(facts, page.columns - len(INDENT))
 
 

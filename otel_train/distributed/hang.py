@@ -247,7 +247,7 @@ def _report_of(document: PostmortemDocument) -> RankReport:
         rank=document["rank"] or 0,
         host=document["host"] or "",
         sequence=0,
-        steps=document["steps_in_file"],
+        steps=document["steps_in_file"] or 0,
         step=document["step"] or 0,
         stage=stage,
         loader=(inside.get("loader") or "") if stage == "data" else "",

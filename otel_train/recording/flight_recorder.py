@@ -22,6 +22,8 @@ from otel_train.recording.shared_memory import (
     PAGE,
     RINGS_OFFSET,
     SIDE_RINGS,
+    STEPS,
+    STEPS_OFFSET,
     WORD,
     Header,
     RingEntry,
@@ -78,6 +80,8 @@ class Flight(NamedTuple):
         anchor_unix_ns: an instant on the wall clock ...
         anchor_clock_ns: ... and on the monotonic one.
         polled_unix_ns: when the agent last polled.
+        steps: training steps that the agent had seen end; 0 if it is not known.
+        step_ended_ns: when the last of them did, on the monotonic clock.
         identity: any of ``run_id``, ``host``, ``pid_namespace`` and ``process``, its mark (text), ``rank``, ``attempt``,
             ``world_size`` and ``started_unix_ns`` (whole numbers from 0).
     """
@@ -89,6 +93,8 @@ class Flight(NamedTuple):
     identity: dict[str, Any]
     sources: tuple[Instrumented, ...]
     threads: tuple[ThreadEdges, ...]
+    steps: int = 0
+    step_ended_ns: int = 0
 
 
 class Heartbeat(NamedTuple):
@@ -147,7 +153,7 @@ def flight_in(before: bytes, data: bytes) -> Flight:
     return Flight(
         header.pid, header.anchor_unix_ns, header.anchor_clock_ns, header.polled_unix_ns,
         _identity(names.get("identity")), _sources(names.get("sources")),
-        tuple(_threads(before, data, header)),
+        tuple(_threads(before, data, header)), *_steps(data),
     )  # fmt: skip
 
 
@@ -164,6 +170,11 @@ def _header(data: bytes) -> Header:
         if not least <= (value := getattr(header, name)) <= most:
             raise ValueError(f"its header cannot be right: {name} is {value}, expected {least} to {most}.")
     return header
+
+
+def _steps(data: bytes) -> tuple[int, int]:
+    steps, ended_ns = STEPS.unpack_from(data, STEPS_OFFSET)
+    return (steps, ended_ns) if 0 < steps <= _MOST_CLOCK_NS and 0 < ended_ns <= _MOST_CLOCK_NS else (0, 0)
 
 
 def _names(text: bytes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Layout (little-endian, offsets in bytes):
 
     0        header     magic, then int64 fields (``Header``), then the signal that came to end the process, then a number
                         that changes when there is something to report, then when the rank ended its run,
-                        and how
+                        and how; in the file then the steps that the agent has seen end
     4096     directory  one 128-byte entry per ring (``ENTRY``)
     8192     names      two halves of JSON; the header says which one is whole
     ...      rings      the training thread's first, then the small ones of other threads
@@ -42,6 +42,9 @@ SIDE_RINGS = 15
 HEADER = struct.Struct("<8s9q")
 CHANGES_OFFSET = HEADER.size + 8
 ENDED_OFFSET = CHANGES_OFFSET + 8
+STEPS_OFFSET = ENDED_OFFSET + 24
+STEPS = struct.Struct("<2q")
+"""Training steps that the agent has seen end, and when the last of them did, on the monotonic clock; zeros before."""
 ENTRY = struct.Struct("<5q80sq")
 ENTRY_BYTES = 128
 PROGRESS_OFFSET = 24

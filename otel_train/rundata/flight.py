@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +16,7 @@ from otel_train.catalog import PHASES
 from otel_train.datamodel import FLIGHT_FILE, NS_PER_S, RUN_FILE, SUMMARY_FILE
 from otel_train.distributed.hang import LEAST_STALL_S, HangSuspect
 from otel_train.files import JsonFileCache
-from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Instrumented, Op, SourceKind
+from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import Flight, Heartbeat, ThreadEdges, read_flight
 from otel_train.rundata.files import has_ended, mapping, number, summary_of
 from otel_train.rundata.liveness import is_alive, liveness, written_until
@@ -41,6 +41,7 @@ class ThreadHistory(NamedTuple):
         closed: everything that was accounted.
         started_ns: start of a step that is not counted, or -1.
         by_end: counted steps that the end of the file closed, and no event: the loop was still in that step.
+        accounted: number of its events that were; the last ones.
     """
 
     thread: ThreadEdges
@@ -48,6 +49,17 @@ class ThreadHistory(NamedTuple):
     closed: ClosedSteps
     started_ns: int
     by_end: int
+    accounted: int
+
+    @property
+    def is_on_file(self) -> bool:
+        """Whether the file holds everything from its first event."""
+        return self.thread.entry.written <= len(self.thread.times) + 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything from its first event was accounted."""
+        return self.is_on_file and self.accounted == len(self.thread.times)
 
     @property
     def steps(self) -> int:
@@ -55,19 +67,33 @@ class ThreadHistory(NamedTuple):
         return int(np.count_nonzero(trained(self.closed)))
 
 
-def thread_history(thread: ThreadEdges, sources: SourceTable) -> ThreadHistory:
-    """Accounts a thread's events, with the stages of every step."""
-    numbers = _source_numbers(thread)
-    known = numbers < len(sources.kinds)
-    account = ThreadAccount(int(thread.times[0]), sources, by_step=True)
-    account.feed(thread.times[known].tolist(), thread.codes[known].tolist())
+def thread_history(thread: ThreadEdges, sources: SourceTable, most_edges: int = 0) -> ThreadHistory:
+    """Accounts a thread's events, with the stages of every step; ``most_edges``: only the last ones, 0 for all."""
+    first = max(0, len(thread.times) - most_edges) if most_edges else 0
+    before = _open_at(thread, first) if first else []
+    times, codes = (np.concatenate((each[before], each[first:])) for each in (thread.times, thread.codes))
+    known = (codes >> SOURCE_SHIFT) & SOURCE_MASK < len(sources.kinds)
+    account = ThreadAccount(int(times[0]), sources, by_step=True)
+    account.feed(times[known].tolist(), codes[known].tolist())
     still_open = list(account.open)
     account.release_all()
     by_events = account.steps_closed
     closed = account.close(int(thread.times[-1]))
     left = np.flatnonzero(closed.steps.counted == 0)
     started_ns = int(closed.steps.started_ns[left[-1]]) if len(left) else -1
-    return ThreadHistory(thread, still_open, closed, started_ns, account.steps_closed - by_events)
+    by_end = account.steps_closed - by_events
+    return ThreadHistory(thread, still_open, closed, started_ns, by_end, len(thread.times) - first)
+
+
+def _open_at(thread: ThreadEdges, place: int) -> list[int]:
+    """Returns which events began the stages that are open before that place, the outermost first."""
+    ops, numbers = (thread.codes & OP_MASK)[:place], _source_numbers(thread)[:place]
+    change = np.isin(ops, _BEGINS).astype(np.int64) - np.isin(ops, _ENDS)
+    depth = np.cumsum(change)
+    least_later = np.minimum.accumulate(depth[::-1])[::-1]
+    begun = np.flatnonzero((change > 0) & (depth == least_later))[:_MOST_OPEN].tolist()
+    # Where an exception left a stage open, the end of the one around it is taken for its own.
+    return [at for at in begun if change[at:][numbers[at:] == numbers[at]].sum() > 0]
 
 
 def _source_numbers(thread: ThreadEdges) -> Ints:
@@ -83,8 +109,13 @@ def trained(part: ClosedSteps) -> np.ndarray:
 
 RECENT_STEPS = 20
 
+_TAIL_EDGES = 1 << 12
+"""Events of a thread that are accounted for a post-mortem, eight times as many where those do not hold the last steps."""
+
+_MOST_OPEN = 64
 _NORMAL_ENDS, _MARKS = (Op.END, Op.STOP, Op.SUSPEND), (Op.MARK, Op.EPOCH)
-_STAGE_OPS = (Op.BEGIN, Op.RESUME, *_NORMAL_ENDS)
+_BEGINS, _ENDS = (Op.BEGIN, Op.RESUME), (*_NORMAL_ENDS, Op.FAIL)
+_STAGE_OPS = (*_BEGINS, *_NORMAL_ENDS)
 _OF_AN_END = (SourceKind.CHECKPOINT, SourceKind.STAGE)
 """What an exception handler may run."""
 
@@ -99,7 +130,7 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     warnings: list[str] = []
     summary = summary_of(documents, rank_dir, warnings)
     summary = checked(summary, "summary", rank_dir / SUMMARY_FILE, warnings, complete=False)
-    report = FlightHistory(_before_end(flight, summary)).postmortem(summary)
+    report = _last_steps(_before_end(flight, summary), summary).postmortem(summary)
     report["world_size"] = summary.get("world_size")
     suspects = mapping(summary.get("ranks")).get("suspects") or ()
     report["reported_suspects"] = [
@@ -114,6 +145,17 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
         state = liveness(summary, about, last, written_s=None, now_s=time.time())
         report["alive"] = True if state.running else None
     return report
+
+
+def _last_steps(flight: Flight, summary: Mapping[str, Any]) -> FlightHistory:
+    """Accounts as many events as hold the last steps and tell their numbers."""
+    longest, most_edges = max((len(thread.times) for thread in flight.threads), default=0), _TAIL_EDGES
+    while most_edges < longest:
+        history = FlightHistory(flight, most_edges)
+        if history.timeline is not None and history.timeline.ends_as_all(summary):
+            return history
+        most_edges *= 8
+    return FlightHistory(flight)
 
 
 def _before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
@@ -155,17 +197,21 @@ def _ended_unix_s(summary: Mapping[str, Any]) -> float | None:
 class FlightHistory:
     """What the threads in a flight file did, with the names of sources and Unix time.
 
+    Args:
+        most_edges: events of each thread that are accounted, the last ones; 0 for all.
+
     Attributes:
         timeline: of the thread that trains; None if no thread has written anything.
     """
 
-    def __init__(self, flight: Flight) -> None:
+    def __init__(self, flight: Flight, most_edges: int = 0) -> None:
         self._flight, self._sources = flight, flight.sources
         known = SourceTable().extend(flight.sources)
-        self._threads = [thread_history(thread, known) for thread in flight.threads if len(thread.times)]
-        self._main = max(self._threads, key=lambda each: (each.steps, len(each.thread.times)), default=None)
+        threads = [thread for thread in flight.threads if len(thread.times)]
+        self._threads = [thread_history(thread, known, most_edges) for thread in threads]
+        self._main = max(self._threads, key=_steps_on_file, default=None)
         self._offset_ns = flight.anchor_unix_ns - flight.anchor_clock_ns
-        self.timeline = None if self._main is None else Timeline(self._main, self._sources, self._offset_ns)
+        self.timeline = None if self._main is None else Timeline(self._main, flight)
 
     def postmortem(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the result of ``read_postmortem``, with the last summary, which may be empty."""
@@ -191,7 +237,7 @@ class FlightHistory:
             **({"after": "", "backwards": 0} if main is None else self._since_the_last_step(main)),
             "host": identity.get("host"),
             "quiet_seconds": None if main is None else self._quiet_s(main),
-            "steps_in_file": 0 if main is None else main.steps,
+            "steps_in_file": 0 if main is None else self._steps_in_file(main),
             "recent_steps": [],
             "edges_in_file": sum(len(thread.times) for thread in flight.threads),
             "threads": [self._thread(history) for history in self._threads],
@@ -228,6 +274,13 @@ class FlightHistory:
 
     def _unix_s(self, clock_ns: int | None) -> float | None:
         return None if clock_ns is None else (clock_ns + self._offset_ns) / NS_PER_S
+
+    def _steps_in_file(self, history: ThreadHistory) -> int | None:
+        """Returns the training steps on file; None where only the end of it was accounted, and it does not begin with the first."""
+        if history.accounted == len(history.thread.times):
+            return history.steps
+        first = self.timeline.first if self.timeline is not None and history.is_on_file else None
+        return None if first is None else first + history.steps
 
     def _started_unix_ns(self) -> int:
         """Returns when the run began; where the clock was set back since, not after the first event on file."""
@@ -276,9 +329,15 @@ class FlightHistory:
         }
 
 
+def _steps_on_file(history: ThreadHistory) -> tuple[float, int]:
+    """Returns the training steps of a thread, estimated where only its last events were accounted, and its events."""
+    edges = len(history.thread.times)
+    return history.steps * edges / max(1, history.accounted), edges
+
+
 def _closed_before(timeline: Timeline, summary: Mapping[str, Any], warnings: list[str]) -> int:
     first = timeline.first_step(summary)
-    if not timeline.whole:
+    if timeline.first is None:
         how = (
             "step 0 is the first that it holds"
             if first is None
@@ -303,11 +362,9 @@ class StageCall(NamedTuple):
 class Timeline:
     """Calls and steps of the training thread, as far back as the file goes.
 
-    Args:
-        offset_ns: from the monotonic clock to Unix time.
-
     Attributes:
-        whole: the file holds everything from the first edge.
+        whole: everything from the first edge on was accounted.
+        first: number of its first step; None if it is not known.
         stages: names of the columns of ``selves_ns``.
         ended_ns: int64[step], on the monotonic clock.
         started_ns: int64[step], as above.
@@ -320,13 +377,15 @@ class Timeline:
         passes: those of its passes that ended on file with a step in them.
     """
 
-    def __init__(self, history: ThreadHistory, sources: Sequence[Instrumented], offset_ns: int) -> None:
-        self._history, self._sources, self._offset_ns = history, sources, offset_ns
-        self.whole = history.thread.entry.written <= len(history.thread.times) + 1
-        self.stages = sorted({source.stage for source in sources if source.stage} | {OTHER})
+    def __init__(self, history: ThreadHistory, flight: Flight) -> None:
+        self._history, self._sources = history, flight.sources
+        self._offset_ns = flight.anchor_unix_ns - flight.anchor_clock_ns
+        self.whole = history.whole
+        self.stages = sorted({source.stage for source in flight.sources if source.stage} | {OTHER})
         steps, mine = history.closed.steps, trained(history.closed)
         self.started_ns, self.ended_ns = steps.started_ns[mine], steps.ended_ns[mine]
         self.duration_ns = steps.duration_ns[mine]
+        self.first = 0 if self.whole else self._first_by_end_of(flight.steps - 1, flight.step_ended_ns)
         self.selves_ns = self._selves(mine)
         said = history.closed.said
         begun = said[said[:, 1] == Op.EPOCH]
@@ -344,10 +403,21 @@ class Timeline:
 
     def first_step(self, summary: Mapping[str, Any]) -> int | None:
         """Returns the number of the first step on file; None where the file begins later, and the summary counts no more steps."""
-        if self.whole:
-            return 0
+        if self.first is not None:
+            return self.first
         counted = number(mapping(summary.get("steps")).get("train"))
         return int(counted) - len(self) if counted is not None and counted >= len(self) else None
+
+    def ends_as_all(self, summary: Mapping[str, Any]) -> bool:
+        """Returns whether the last steps, and their numbers, are those that all events of the thread would give."""
+        knows = self.first is not None or has_ended(summary) or not self._history.is_on_file
+        return knows and len(self) > RECENT_STEPS and self.first_step(summary) is not None
+
+    def _first_by_end_of(self, step: int, ended_ns: int) -> int | None:
+        """Returns the number of the first step from that of another one and when it ended; None if that is not among them."""
+        row = int(np.searchsorted(self.ended_ns, ended_ns))
+        found = row < len(self) and self.ended_ns[row] == ended_ns
+        return step - row if found and row <= step else None
 
     def stages_s(self, selves_ns: Ints) -> dict[str, float]:
         """Returns a row of ``selves_ns``, or a sum of rows, in seconds by stage."""

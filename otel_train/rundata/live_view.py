@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.datamodel import FLIGHT_FILE, NS_PER_S, RUN_FILE, SUMMARY_FILE
 from otel_train.errors import RunDirectoryError
 from otel_train.files import JsonFileCache, Mark, folders_in, mark_of, rank_folders
-from otel_train.recording.flight_recorder import Heartbeat, ThreadEdges, heartbeat_of, read_flight
+from otel_train.recording.flight_recorder import Heartbeat, heartbeat_of, read_flight
 from otel_train.rundata.alerts import Notice, events_of, notices
 from otel_train.rundata.files import (
     FOREIGN,
@@ -56,7 +56,7 @@ class LiveProgress:
 
     Attributes:
         steps: training steps so far; None if unknown.
-        exact: all of them are on file, so ``steps`` is no estimate.
+        exact: ``steps`` is no estimate.
         open: stages that are open, the outermost first, as ``postmortem`` has them.
         spans_s: begin and end of the last steps, in seconds after the first of them began.
         stages_s: self time of each stage in those steps.
@@ -104,7 +104,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         return LiveProgress(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
     try:
         flight = read_flight(path)
-        history = FlightHistory(flight._replace(threads=tuple(map(_tail_of, flight.threads))))
+        history = FlightHistory(flight, _MOST_EDGES)
         postmortem, timeline = history.postmortem(summary), history.timeline
     except (RunDirectoryError, *FOREIGN) as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")
@@ -131,17 +131,13 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
     )
 
 
-def _tail_of(thread: ThreadEdges) -> ThreadEdges:
-    return thread._replace(times=thread.times[-_MOST_EDGES:], codes=thread.codes[-_MOST_EDGES:])
-
-
 def _steps_so_far(timeline: Timeline, summary: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Returns the training steps so far: those on file, or those in the summary and those that ended since.
+    """Returns the training steps so far: as the file has them, or those in the summary and those that ended since.
 
     Where the file begins after the summary was written, those before it are estimated at the pace of those on file.
     """
-    if timeline.whole:
-        return len(timeline), True
+    if timeline.first is not None:
+        return timeline.first + len(timeline), True
     counted, written_s = mapping(summary.get("steps")).get("train"), written_until(summary)
     if not isinstance(counted, int) or written_s is None:
         return None, False

@@ -6,7 +6,7 @@ import mmap
 from pathlib import Path
 
 from otel_train.datamodel import Anchor
-from otel_train.recording.shared_memory import HEADER, FlightMemory, Header
+from otel_train.recording.shared_memory import HEADER, STEPS, STEPS_OFFSET, FlightMemory, Header
 
 ZERO = Anchor(0, 0)
 
@@ -18,10 +18,11 @@ class PrivateMemory(FlightMemory):
         self._path = path
         super().__init__(main_edges, anchor)
 
-    def poll(self, unix_ns: int) -> None:
-        """Writes when the agent polled, as its copy of the memory has it."""
+    def poll(self, unix_ns: int, steps: tuple[int, int] = (0, 0)) -> None:
+        """Writes when the agent polled, and the steps that it had seen end, as its copy of the memory has them."""
         header = Header(*HEADER.unpack_from(self.view))
         HEADER.pack_into(self.view, 0, *header._replace(polled_unix_ns=unix_ns))
+        STEPS.pack_into(self.view, STEPS_OFFSET, *steps)
 
     def _allocate(self, size: int) -> memoryview:
         if self._path is None:

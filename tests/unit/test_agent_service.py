@@ -108,6 +108,7 @@ def test_a_turn_accounts_what_was_recorded(rig: Rig) -> None:
     rig.loop.run_once()
 
     assert rig.counted() == 19
+    assert rig.rings.steps() == (19, rig.clock() - 40_000)
     assert rig.loop.edges == 160
     assert [batch.snapshot is not None for batch in kept.batches] == [True]
     assert kept.spans
@@ -440,10 +441,11 @@ def test_what_is_done_first_is_done_before_anything_is_read(rig: Rig) -> None:
 
 
 def test_lost_records_are_counted(rig: Rig) -> None:
-    """A ring that was overrun is said, not guessed at."""
+    """A ring that was overrun is said, not guessed at: in flight files, too, steps have no numbers then."""
     rig.steps((1 << 16) // 8 + 100)
     rig.loop.run_once()
 
+    assert rig.rings.steps() == (0, 0)
     assert rig.loop.missed >= 800
     assert rig.loop.edges + rig.loop.missed == 8 * ((1 << 16) // 8 + 100)
 

@@ -171,9 +171,11 @@ def test_a_disk_that_was_full_gets_all_of_the_last_steps_once_it_accepts_writes(
     assert "are missing: free space for the run directory, or raise ulimit -f, or " in line
 
     fill.unlink()
+    rings.steps = lambda: (12, 1050)
     rings.copy_now(7_000)
     flight = read_flight(small_disk / "flight.bin")
     assert flight.polled_unix_ns == 7_000
+    assert (flight.steps, flight.step_ended_ns) == (12, 1050)
     assert flight.threads[0].codes.tolist() == list(range(1, 1001))
     rings.close()
 

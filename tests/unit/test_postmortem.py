@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from otel_train.recording.flight_recorder import read_flight
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import RINGS_OFFSET
 from otel_train.resource import namespace_of, process_mark
-from otel_train.rundata.flight import FlightHistory, read_postmortem
+from otel_train.rundata.flight import FlightHistory, ThreadHistory, read_postmortem, thread_history
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
 from tests.support.flight import PrivateMemory
@@ -180,6 +181,71 @@ def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(
     assert "step 0 is the first" in by_itself["warnings"][0]
     assert report["recent_steps"][-1]["index"] == 99
     assert report["state"] == "killed"
+
+
+def test_steps_that_were_overwritten_have_the_numbers_that_the_agent_counted(
+    tmp_path: Path, flight: Flight
+) -> None:
+    """A node lost power: each summary was up to 30 s old, so that of two ranks in one step one looked thousands behind."""
+    loader, sgd = flight.source(SourceKind.DATA, "code"), flight.source(SourceKind.OPTIMIZER, "SGD")
+    for number in range(103):
+        if number == 100:  # the agent looked when the request for this batch had ended the step before
+            ended_ns = flight.clock()
+        flight.step(loader, sgd)
+    flight.memory.poll(1001 * 10**9, (100, ended_ns))
+    leave_summary(tmp_path, steps={"train": 40}, state="running")
+
+    report = read_postmortem(tmp_path)
+
+    assert report["recent_steps"][-1]["index"] == report["step"] == 102
+    assert report["warnings"] == []
+
+
+def long_run(flight: Flight, *, steps: int, known: bool) -> None:
+    """A block around the training, evaluation after every tenth step, an exception once, and a hang in a forward."""
+    block, data = flight.source(SourceKind.STAGE, "everything"), flight.source(SourceKind.DATA, "train")
+    val, net = flight.source(SourceKind.DATA, "val"), flight.source(SourceKind.FORWARD, "net")
+    backward, sgd = flight.source(SourceKind.BACKWARD, "backward"), flight.source(SourceKind.OPTIMIZER, "SGD")
+    flight.edges((Op.BEGIN, block))
+    ended = (0, 0)
+    for number in range(steps):
+        ended = (number, flight.clock())
+        flight.step(data, net, backward, sgd)
+        if number == 3:
+            flight.edges((Op.BEGIN, block), (Op.BEGIN, net), (Op.FAIL, net), (Op.FAIL, block))
+        if number % 10 == 9:
+            flight.step(val, val)
+        flight.clock.tick(1)
+    flight.step(data)
+    flight.edges((Op.BEGIN, net))
+    flight.memory.poll(1001 * 10**9, ended if known else (0, 0))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["counted by the agent", "of a former version"])
+@pytest.mark.parametrize("edges", [256, 8192], ids=["overwritten", "whole"])
+def test_a_long_file_is_accounted_from_its_end_and_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edges: int, *, known: bool
+) -> None:
+    """A full one took seconds of each of a thousand ranks; of its events the last steps and the open stages are shown."""
+    flight, accounted = Flight(tmp_path, edges=edges), []
+    long_run(flight, steps=300, known=known)
+    leave_summary(tmp_path, steps={"train": 300}, state="running")
+    of_all = read_postmortem(tmp_path)
+
+    def seen(*args: Any) -> ThreadHistory:
+        history = thread_history(*args)
+        accounted.append(history.accounted)
+        return history
+
+    monkeypatch.setattr("otel_train.rundata.flight.thread_history", seen)
+    monkeypatch.setattr("otel_train.rundata.flight._TAIL_EDGES", 200)
+    of_the_end = read_postmortem(tmp_path)
+    flight.memory.close()
+
+    counted = of_all["steps_in_file"] if edges > 256 else None
+    assert of_the_end == of_all | {"steps_in_file": counted}
+    assert [stage["stage"] for stage in of_all["open"]] == ["everything", "forward"][edges <= 256 :]
+    assert accounted == ([200] if known or edges == 256 else [200, 1600, of_all["edges_in_file"]])
 
 
 @pytest.mark.usefixtures("flight")

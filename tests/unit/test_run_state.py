@@ -39,6 +39,7 @@ def test_steps_are_numbered_from_zero_however_they_are_read(slice_: int) -> None
 
     assert numbers(run) == list(range(12))
     assert run.account.step_number == 12
+    assert run.account.steps_ended() == (12, tape.now_ns - 5)  # at the request that found no further batch
     assert run.account.step_source is StepSource.UPDATE
 
 
