@@ -238,7 +238,8 @@ class Session:
     def summary(self) -> dict[str, Any]:
         """Returns the summary up to now, or since ``reset_window``, as in ``summary.json``.
 
-        After ``close`` that of the end; waits for an agent that has not answered yet. Empty in a fork, and without an agent.
+        It has no steps before the eighth update, or before 5 s have passed since the first: what they are counted by is not known.
+        After ``close`` it is that of the end; waits for an agent that has not answered yet. Empty in a fork, and without an agent.
         """
         if os.getpid() != self._pid:
             return {}
