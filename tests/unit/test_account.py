@@ -502,6 +502,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("an update after the pass uses them, if no batch is asked before",
          times(2, lambda t: t.repeat(2, lambda u: u.ask().forward(flags=Flag.GRAD).backward()).stop().update()),
          durations=[2 * MICRO + 7 ] * 2, evals=[]),
+    loop("a model that requests its batch inside its forward has used the last one when the pass is left",
+         times(2, Tape.step).stop()
+         .repeat(3, lambda t: t.begin(FORWARD, "model", flags=0).ask("val", iterator=3).spend(4).end(FORWARD, "model"))
+         .dispose("val", 3).spend(30).step(), durations=[STEP] * 3, evals=[9] * 3, activity={"outside": 30, "eval": 27, "productive": 171, "data_wait": 20}),
     # nanochat fetches the next batch before the update, and evaluates some batches at the top of the loop.
     loop("an evaluation of several batches between the fetch of a batch and its step is none of the step, although its iterator stays",
          Tape().ask().repeat(3, lambda t: t.ask("val").forward(11, flags=0).ask("val").forward(11, flags=0).spend(3)
