@@ -377,6 +377,8 @@ def _unconnected(
         return _denied(proxy, int(status[1]) if status else 0, f"{host}:{port}", around)
     if met:
         kind = "" if proxy else _speaks(host, port, tls=False)
+        if not kind and isinstance(error, TimeoutError):
+            return _ConnectionProblem(*_SILENT)
         known = {HTTP1: " but HTTP without it", GRPC: " but gRPC without it"}.get(kind, "")
         remedy = "write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or correct the port"
         return _ConnectionProblem(f"does not speak TLS{known} ({_reason(error)})", remedy)

@@ -288,6 +288,8 @@ def test_silence_is_named(environ: dict[str, str]) -> None:
     """A process that is stopped, or a port of something else."""
     with black_hole() as address:
         assert "takes connections and does not answer" in problem(address, **environ).what
+        # It was said that the service does not speak TLS, and to write http://, which it does not answer either.
+        assert "takes connections and does not answer" in problem(f"https{address[4:]}", **environ).what
 
 
 @pytest.mark.parametrize("environ", [{}, GRPC])
