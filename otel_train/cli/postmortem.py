@@ -271,25 +271,32 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     unheard = {report["rank"]: report for report in reports if is_unheard(report)}
     if first.silent and first.rank in unheard:
         return _silent_since(suspects, where, unheard[first.rank]["last_sign_unix_s"])
+    who = _ranks(suspects)
+    if _has_several_hosts(reports):
+        who += _on_hosts(suspects)
     if len(suspects) > 1:
         verb = "vanished first" if first.silent else "held the run up"
-        return f"{_ranks(suspects)} {verb}; rank {first.rank} {where}."
+        return f"{who} {verb}; rank {first.rank} {where}."
     if first.silent:
         causes = (report.get("end_cause") for report in reports if report.get("rank") == first.rank)
         why = next(filter(None, causes), "killed, out of memory, or its node is gone")
-        return f"Rank {first.rank} vanished, {where}: {why}. The other ranks outlived it."
-    return f"Rank {first.rank} held the run up, {where}: the other ranks were further, and waited."
+        return f"{who} vanished, {where}: {why}. The other ranks outlived it."
+    return f"{who} held the run up, {where}: the other ranks were further, and waited."
 
 
 def _ranks(suspects: Sequence[HangSuspect]) -> str:
     return arguments.named_ranks([suspect.rank for suspect in suspects]).capitalize()
 
 
-def _silent_since(suspects: Sequence[HangSuspect], where: str, last_sign_unix_s: float) -> str:
-    several, hosts = len(suspects) > 1, sorted({one.host for one in suspects})
+def _on_hosts(suspects: Sequence[HangSuspect]) -> str:
+    hosts = sorted({one.host for one in suspects})
     more = f" and {plural(len(hosts) - _MOST_HOSTS, 'more host')}" if len(hosts) > _MOST_HOSTS else ""
-    on = ", ".join(hosts[:_MOST_HOSTS]) + more
-    who = f"{_ranks(suspects)} on {on} {'are' if several else 'is'} silent"
+    return f" on {', '.join(hosts[:_MOST_HOSTS])}{more}"
+
+
+def _silent_since(suspects: Sequence[HangSuspect], where: str, last_sign_unix_s: float) -> str:
+    several, hosts = len(suspects) > 1, {one.host for one in suspects}
+    who = f"{_ranks(suspects)}{_on_hosts(suspects)} {'are' if several else 'is'} silent"
     gone = "these hosts or containers are" if len(hosts) > 1 else "that host or container is"
     at = f"Rank {suspects[0].rank}" if several else "It"
     return (
@@ -338,11 +345,13 @@ def _first_ended(reports: Sequence[Report]) -> str:
     ):
         return ""
     why = f": {first['end_cause']}" if first["end_cause"] else ""
-    said, then = (
-        f"rank {each['rank']} {'' if each['state'] == 'failed' else 'was '}{each['state']}"
-        for each in (first, second)
-    )
-    return f"{said.capitalize()} first, {duration(before_s)} before {then}{why}."
+    on = f" on {first['host']}" if _has_several_hosts(reports) else ""
+    said, then = (f"{'' if each['state'] == 'failed' else 'was '}{each['state']}" for each in (first, second))
+    return f"Rank {first['rank']}{on} {said} first, {duration(before_s)} before rank {second['rank']} {then}{why}."
+
+
+def _has_several_hosts(reports: Sequence[Report]) -> bool:
+    return len({report["host"] for report in reports}) > 1
 
 
 def _state(report: Report) -> str:

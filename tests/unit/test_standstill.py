@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from otel_train.cli.postmortem import render_overview, sentence
@@ -192,6 +193,30 @@ def test_a_rank_alone_and_a_run_that_finished_have_no_suspect() -> None:
 def test_ranks_of_different_attempts_are_not_compared() -> None:
     """One rank never came back after the restart: its file is of the life before."""
     assert named(rank(0), rank(1, "data", attempt=1)) == []
+
+
+def test_of_a_run_on_several_hosts_that_of_the_rank_is_named() -> None:
+    """Of a thousand ranks the number alone sends whoever reads it to a table of the scheduler."""
+
+    def on_nodes(rank_of: Callable[[int], dict[str, Any]]) -> str:
+        reports = [rank_of(number) | {"host": f"node{number // 8}"} for number in range(1000)]
+        return sentence(suspects_after(reports), reports)
+
+    def ended(number: int) -> dict[str, Any]:
+        state, cause = ("failed", "CUDA error") if number == 777 else ("terminated", "SIGTERM")
+        return rank(
+            number, state=state, end_cause=cause, quiet_seconds=0.1, ended_unix_s=100.0 + 3 * (number != 777)
+        )
+
+    one = on_nodes(lambda number: rank(number, "data" if number == 777 else "backward", alive=True))
+    assert one.startswith("Rank 777 on node97 held the run up, in stage data of loader train")
+    node = on_nodes(lambda number: rank(number, "data" if number // 8 == 12 else "backward", alive=True))
+    assert node.startswith("Ranks 96-103 on node12 held the run up; rank 96 in stage data")
+    killed = on_nodes(lambda number: rank(number, state="killed" if number == 777 else "failed"))
+    assert killed.startswith("Rank 777 on node97 vanished, in stage backward")
+    assert (
+        on_nodes(ended) == "Rank 777 on node97 failed first, 3.00 s before rank 0 was terminated: CUDA error."
+    )
 
 
 def test_guessed_step_numbers_are_not_compared() -> None:
