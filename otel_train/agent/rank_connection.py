@@ -314,7 +314,7 @@ class RankConnection:
         """Replaces an assumed end state when the kernel reports another exit code, or a crash."""
         state, cause = how_it_ended(self.info.pid, self._process, EXITING_S)
         with Guard("close"):
-            if (state == "failed" and cause != "exec") or cause in CRASHES:
+            if state == "failed" or cause in CRASHES:
                 self.service.correct(state, cause)
         self._close_files()
 

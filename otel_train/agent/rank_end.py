@@ -37,7 +37,7 @@ _PIDFD_INFO_EXIT = 1 << 3
 
 
 def how_it_ended(pid: int, process: int, patience_s: float = _PATIENCE_S) -> tuple[str, str]:
-    """Returns state and cause: the name of the signal, or ``exit code <n>``; "killed" and "" where that is not known.
+    """Returns state and cause: the name of the signal, ``exit code <n>`` or ``exec``; "killed" and "" where that is not known.
 
     The kernel keeps it until the parent has waited for the process, and from Linux 6.15 on as long as there is a descriptor
     of it: ``process``, -1 where there is none.
@@ -53,8 +53,8 @@ def how_it_ended(pid: int, process: int, patience_s: float = _PATIENCE_S) -> tup
         if over:
             return "killed", ""
         time.sleep(_POLL_S)
-    # It lives, and has let go of the connection: it has become another program.
-    return "failed", "exec"
+    # It lives, and has let go of the connection: it has become another program, which a launcher does not see as an end.
+    return "finished", "exec"
 
 
 def maps_file(pid: int, inode: int) -> bool:

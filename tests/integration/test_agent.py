@@ -783,9 +783,15 @@ def test_the_agent_finds_the_packages_of_its_program(tmp_path: Path, safe: str) 
 
 
 @pytest.mark.parametrize(
-    "end", ["pass", "os._exit(3)", "raise ValueError('x')", "os.execv('/bin/true', ['true'])"]
+    ("end", "state"),
+    [
+        ("pass", "finished"),
+        ("os._exit(3)", "failed"),
+        ("raise ValueError('x')", "failed"),
+        ("os.execv('/bin/sleep', ['sleep', '5'])", "finished"),
+    ],
 )
-def test_no_agent_outlives_its_rank(begin: Begin, tmp_path: Path, end: str) -> None:
+def test_no_agent_outlives_its_rank(begin: Begin, tmp_path: Path, end: str, state: str) -> None:
     """However the rank ends, and however soon."""
     process = begin(f"session = start(); train(); {end}" if ";" not in end else end)
     process.communicate(timeout=60)
@@ -793,6 +799,7 @@ def test_no_agent_outlives_its_rank(begin: Begin, tmp_path: Path, end: str) -> N
     until(lambda: not agents(tmp_path), "the agent has left", seconds=10.0)
     found = until(lambda: list((tmp_path / "runs").glob("*/rank0/summary.json")), "a summary")
     until(lambda: json.loads(found[0].read_text())["steps"] == {"train": 100}, "all steps are in it")
+    assert json.loads(found[0].read_text())["state"] == state
 
 
 def test_texts_and_numbers_of_the_programs_own_classes_reach_the_agent(begin: Begin, tmp_path: Path) -> None:
