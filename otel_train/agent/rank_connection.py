@@ -29,6 +29,7 @@ from otel_train.agent.summary import WindowStart
 from otel_train.artifacts.writer import write_at_end_of_run
 from otel_train.console.text import TextLayout
 from otel_train.datamodel import Capture, system_clock
+from otel_train.distributed.hang import OOM_KILL
 from otel_train.exporters.manager import ExportManager, SharedExporters
 from otel_train.safety import Guard, daemon_thread
 
@@ -334,7 +335,7 @@ class RankConnection:
         elif state == "killed" and not cause and self._said:
             state = self._said
         elif state == "killed" and cause in ("", "SIGKILL") and self._oom_kills.count:
-            cause = "OOM kill"
+            cause = OOM_KILL
         self.rings.limit(None)
         with Guard(LOGGED_VALUES):
             self._remote.take_in_unreported()

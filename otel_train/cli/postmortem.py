@@ -14,7 +14,14 @@ from otel_train.console import text
 from otel_train.console.summary import state_badge
 from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
 from otel_train.datamodel import FLIGHT_FILE
-from otel_train.distributed.hang import HangSuspect, common_place, ended_first, is_unheard, suspects_after
+from otel_train.distributed.hang import (
+    OOM_KILL,
+    HangSuspect,
+    common_place,
+    ended_first,
+    is_unheard,
+    suspects_after,
+)
 from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.files import has_ended, whole
 from otel_train.rundata.flight import read_postmortem
@@ -339,7 +346,8 @@ def _first_ended(reports: Sequence[Report]) -> str:
         return ""
     first, second, before_s = ended
     # A launcher stops the others where one has failed; where one was stopped or killed, they fail.
-    follow = {"failed", "terminated", "killed"} if first["state"] == "failed" else {"failed"}
+    by_itself = first["state"] == "failed" or first["end_cause"] == OOM_KILL
+    follow = {"failed", "terminated", "killed"} if by_itself else {"failed"}
     if first["state"] == "finished" or any(
         each["state"] not in follow for each in reports if each is not first
     ):

@@ -109,6 +109,9 @@ def _suspect(report: RankReport, quiet_s: float, *, silent: bool) -> HangSuspect
 SILENT_ENDS = (None, "running", "killed")
 """States of a process that could not say how it ended; it is "running" until its agent has written that it was killed."""
 
+OOM_KILL: Final = "OOM kill"
+"""Cause of an end by the kernel, for want of memory: no launcher did that."""
+
 CLOCKS_AGREE_S: Final = 1.0
 """By which clocks of two hosts that NTP keeps may differ at most."""
 

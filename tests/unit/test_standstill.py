@@ -219,6 +219,22 @@ def test_of_a_run_on_several_hosts_that_of_the_rank_is_named() -> None:
     )
 
 
+def test_the_rank_that_ran_out_of_memory_before_all_others_were_killed_is_named() -> None:
+    """A launcher kills them with SIGKILL: nothing was said of the one that the kernel had killed seconds before."""
+
+    def ended(number: int, cause: str) -> dict[str, Any]:
+        first = number == 2
+        times: dict[str, Any] = {"ended_unix_s": 100.0 + 3 * (not first), "quiet_seconds": 0.1}
+        return rank(number, state="killed", end_cause=cause if first else "SIGKILL", **times)
+
+    said = [
+        sentence(suspects_after(reports), reports)
+        for reports in ([ended(number, cause) for number in range(4)] for cause in ("OOM kill", "SIGKILL"))
+    ]
+    assert said[0] == "Rank 2 was killed first, 3.00 s before rank 0 was killed: OOM kill."
+    assert said[1].startswith("Nothing tells one rank from the others")
+
+
 def test_guessed_step_numbers_are_not_compared() -> None:
     """A long run no longer holds its first steps: one rank's 7 may be another's 8."""
     note: dict[str, Any] = {"warnings": ["The file no longer holds the first steps"]}
