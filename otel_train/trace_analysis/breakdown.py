@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -203,7 +202,7 @@ SLACK_NS = 20_000
 
 
 def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
-    """Returns the idle time of the device within the steps, by its cause; None where nothing ran on a device.
+    """Returns the idle time of the device within the steps, by its cause; None where nothing ran on a device, or the steps have no length.
 
     A gap is an interval in which nothing ran; of one that reaches beyond a step, the part within steps counts. Each
     instant of it has one cause:
@@ -216,9 +215,9 @@ def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
 
     The four add up to ``seconds``.
     """
-    if not timeline.device.size:
-        return None
     within, data = timeline.within, timeline.stages.data
+    if not (timeline.device.size and within.total_ns):
+        return None
     found = intervals.gaps(timeline.busy, int(within.start_ns[0]), int(within.end_ns[-1]))
     length = intervals.covered(within, found.start_ns, found.end_ns)
     found, length = Intervals(found.start_ns[length > 0], found.end_ns[length > 0]), length[length > 0]
@@ -233,7 +232,7 @@ def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
         "host": np.where(drained, 0, rest_ns),
         "kernel_gap": intervals.covered(within, late, found.end_ns),
     }
-    idle_ns, whole = int(length.sum()), within.total_ns or math.inf
+    idle_ns, whole = int(length.sum()), within.total_ns
     return {
         "seconds": idle_ns / NS_PER_S,
         "share": idle_ns / whole,

@@ -128,6 +128,7 @@ class TraceTimeline:
         """The steps; the whole of the trace as one where it has none."""
         spans = self.trace.spans
         rows = self.host_rows(EventKind.ANNOTATION, _STEP.match)
+        rows = rows[spans.dur_ns[rows] > 0]  # in one without a length nothing has a share
         if not rows.size:
             end = spans.end_ns.max(initial=0)
             return ScheduleSteps(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([end]), counted=False)

@@ -54,6 +54,32 @@ def timeline(request: pytest.FixtureRequest, tmp_path: Path) -> TraceTimeline:
     return TraceTimeline(read(small_trace(first_us=request.param).write(tmp_path / "trace.json")))
 
 
+@pytest.mark.parametrize(("lengths", "steps"), [((0, 100), 1), ((1e-200, 0), None), ((40, 60), 2)])
+def test_a_step_without_a_length_is_none(
+    lengths: tuple[float, float], steps: int | None, tmp_path: Path
+) -> None:
+    """A damaged file has such; where no step has a length the whole trace is taken."""
+    made = MadeTrace()
+    made.step(0, 0, lengths[0])
+    made.step(1, 40, lengths[1])
+    made.kernel(GEMM, 50, 10, launched=45)
+
+    summary = trace_summary(made.write(tmp_path / "trace.json"))
+
+    assert summary["breakdown"]["steps"] == steps
+    assert summary["idle"]["seconds"] > 0
+
+
+def test_a_device_that_worked_for_no_time_in_a_trace_without_a_length_has_no_idle_time(
+    tmp_path: Path,
+) -> None:
+    """Nothing has a share of a trace in which no time passes."""
+    made = MadeTrace()
+    made.kernel(GEMM, 0, 0, launched=0, launch_dur=0)
+
+    assert idle(TraceTimeline(read(made.write(tmp_path / "trace.json")))) is None
+
+
 def test_idle_time_has_one_cause_each(timeline: TraceTimeline) -> None:
     """100 - 47 = 53: 20 data, 4 + 4 host, 10 after the sync, and 6 + 5 + 4 that the device itself took."""
     found = idle(timeline)
