@@ -28,7 +28,7 @@ PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 PyAPI_FUNC(PyObject *) PyWeakref_GetObject(PyObject *);
 #endif
 
-#define INTERFACE 6         /* ring_buffer.INTERFACE: what Python gives to functions of this module */
+#define INTERFACE 7         /* ring_buffer.INTERFACE: what Python gives to functions of this module */
 #define EDGE_WORDS 2        /* events.EDGE_WORDS: code, then time */
 #define SAMPLED 61          /* ring_buffer.SAMPLED */
 #define COST_OF_SAMPLE 12   /* ring_buffer.COST_OF_SAMPLE */
@@ -219,11 +219,12 @@ typedef struct Hook {
     PyObject *(*call)(struct Hook *, PyObject *const *, size_t, PyObject *); /* a vectorcall: what kind of hook it is */
     PyObject *state;      /* a tuple, which owns all below: `edge` first, a callable that takes a code */
     Writer *writer;       /* whose method `edge` is; else NULL */
-    PyObject *field[8];   /* of the tuple */
+    PyObject *field[9];   /* of the tuple */
     const int64_t *words; /* codes, packed in a bytes object; the last of the tuple */
-    PyObject *latest;     /* of an update: weak reference to the optimizer that `words` are of */
+    PyObject *latest;     /* of an update: weak reference to the optimizer that `words` are of; of a forward: to the wrapper */
     lenfunc length;       /* of a leading dimension: gives that of a tensor */
     int64_t ask;          /* of a batch: the word that begins an ask */
+    int64_t references;   /* of a forward: to the wrapper, in a call of the module that it was made for */
 } Hook;
 
 #define COUNT(given) ((Py_ssize_t)((given) & ~PY_VECTORCALL_ARGUMENTS_OFFSET))
@@ -281,12 +282,34 @@ static PyObject *call_with(PyObject *call, PyObject *first, PyObject *args, PyOb
     return result;
 }
 
-/* edge, call, bare, open_in, is_grad_enabled, task, type, compiler, (end, fail, and begins by flags): forward(bound, args, kwargs). `bound`
-   refers to the model weakly, which `call` takes first unless it is `bare`. Only called is a model whose `bound` is of another type
-   (a copy), and one that is exported: then `compiler` says so. So is a part inside a backward, where `task` is not -1, and inside an
-   open forward; of a root `task` is None. */
+/* How many references there are to what a weak reference refers to; many if it is none. Python 3.14 has flags beside the number. */
+static int64_t references_to(PyObject *weakly) {
+    PyObject *to = weakly == NULL || weakly == Py_None ? NULL : PyWeakref_GetObject(weakly);
+    return to == NULL ? UINT32_MAX : (uint32_t)Py_REFCNT(to);
+}
+
+static PyObject *references(PyObject *Py_UNUSED(module), PyObject *weakly) {
+    int64_t count = references_to(weakly);
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(count);
+}
+
+/* edge, call, bare, open_in, is_grad_enabled, task, type, compiler, instead, (end, fail, and begins by flags): forward(bound, args,
+   kwargs). `bound` refers to the model weakly, which `call` takes first unless it is `bare`. Where `bound` is of another type, or more refer
+   to the wrapper than its module, a copy may be called: `instead(bound, call or None)` gives what calls it, or None. Only called is a model
+   whose `bound` is of another type, and one that is exported: then `compiler` says so. So is a part inside a backward, where `task` is not
+   -1, and inside an open forward; of a root `task` is None. */
 static PyObject *forward(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
     if (COUNT(count) != 3) return PyErr_Format(PyExc_TypeError, "forward: expected 3 arguments");
+    if ((PyObject *)Py_TYPE(given[0]) != self->field[6] || references_to(self->latest) > self->references) {
+        PyObject *bare = self->field[2] == Py_True ? self->field[1] : Py_None, *called = NULL;
+        PyObject *instead = PyObject_CallFunctionObjArgs(self->field[8], given[0], bare, NULL);
+        if (instead != Py_None) {
+            if (instead != NULL) called = PyObject_CallFunctionObjArgs(instead, given[1], given[2], NULL);
+            Py_XDECREF(instead);
+            return called;
+        }
+        Py_DECREF(instead);
+    }
     PyObject *model = Py_XNewRef(PyWeakref_GetObject(given[0])), *task_of = self->field[5], *result = NULL;
     if (model == NULL) return NULL;
     volatile unsigned long *open_in = (unsigned long *)PyByteArray_AsString(self->field[3]), here = THIS_THREAD;
@@ -404,7 +427,9 @@ static void hook_dealloc(PyObject *object) {
 
 /* Nothing is cleared: a hook may be called from another object of its cycle, and those have what ends it. */
 static PyMemberDef hook_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Hook, call), READONLY, NULL},
-                                     {"ask", T_LONGLONG, offsetof(Hook, ask), 0, NULL}, {0}};
+                                     {"ask", T_LONGLONG, offsetof(Hook, ask), 0, NULL},
+                                     {"wrapper", T_OBJECT, offsetof(Hook, latest), 0, NULL},
+                                     {"references", T_LONGLONG, offsetof(Hook, references), 0, NULL}, {0}};
 static PyType_Slot hook_slots[] = {
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, hook_members}, {Py_tp_traverse, hook_traverse}, {Py_tp_dealloc, hook_dealloc}, {0, NULL}};
 static PyType_Spec hook_spec = {
@@ -429,7 +454,7 @@ static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
     self->state = Py_NewRef(state);
     for (Py_ssize_t place = 0; place < PyTuple_Size(state); place++) {
         PyObject *item = PyTuple_GetItem(state, place);
-        if (place < 8) self->field[place] = item;
+        if (place < 9) self->field[place] = item;
         if (PyBytes_Check(item)) self->words = (const int64_t *)PyBytes_AsString(item);
     }
     if (self->call == leading && self->field[3] != NULL) self->length = (lenfunc)PyType_GetSlot((PyTypeObject *)self->field[3], Py_mp_length);
@@ -541,6 +566,7 @@ static PyMethodDef module_methods[] = {
     {"start_events", start_events, METH_O, "start_events(address): read device events, in a thread."},
     {"push_events", push_events, METH_VARARGS, "push_events(address, host_ns, code, step, handles): whether there is space."},
     {"hook", make_hook, METH_VARARGS, "hook(name, state): a hook, with what it needs."},
+    {"references", references, METH_O, "references(weakly): how many there are to what a weak reference refers to."},
     {"watch_term", watch_term, METH_VARARGS, "watch_term(shown, patience_ns): SIGTERM is written down, and ends what hangs in C."},
     {"term_begun", term_begun, METH_NOARGS, "Python's handler of SIGTERM has begun; whether it was waited for."},
     {"unwatch_term", unwatch_term, METH_NOARGS, "Undo watch_term."},

@@ -113,13 +113,15 @@ class _Slot:
     """The slot of one module, held weakly, taken on creation until ``remove``.
 
     Args:
-        wrap: makes the function that goes into it, of what ``Module.__call__`` goes on to where the slot is empty, of
-            what was there, and of ``probe``.
+        wrap: makes the function that goes into it, and the hook in C that it calls, of what ``Module.__call__`` goes on to
+            where the slot is empty, of what was there, and of ``probe``.
     """
 
     def __init__(self, model: torch.nn.Module, probe: ModuleProbe, wrap: Callable[..., Any]) -> None:
         self.model = weakref.ref(model, self._release)
         self.wrapper: MethodType | None = None
+        self._hook: Any = None
+        """The hook in C, if there is one."""
         self._probe = probe
         self._wrap = wrap
         self._replaced: Any = None
@@ -135,9 +137,12 @@ class _Slot:
             return
         if _is_ours(present) and present.__self__.is_copied_to(model):
             present = None
+        self._release()
         self._replaced = present
-        wrapper = self._wrap(type(model)._call_impl, present, self._probe)  # noqa: SLF001 - nothing else names it
+        wrapper, self._hook = self._wrap(type(model)._call_impl, present, self._probe)  # noqa: SLF001 - nothing else names it
         self.wrapper = MethodType(wrapper, _Bound.to(model, self))
+        if self._hook is not None:
+            self._hook.wrapper = weakref.ref(self.wrapper)
         model.__dict__[SLOT] = self.wrapper  # past __setattr__, which scripted modules override
 
     def remove(self) -> None:
@@ -153,12 +158,14 @@ class _Slot:
 
     def _release(self, _: object = None) -> None:
         self.wrapper = None  # where it still is, it is in copies, or passes calls through
+        if self._hook is not None:
+            self._hook.wrapper = None
 
 
 class _Bound(weakref.ref["torch.nn.Module"]):
     """The object whose method a wrapper is. C reads the weak reference that it is; a compiler can only trace ``model``.
 
-    It moves with the module where ``__dict__`` is copied or pickled. A deep copy is of the copied module; out of a pickle comes a slot that is not set. A shallow copy is the same object: see ``_called_instead``.
+    It moves with the module where ``__dict__`` is copied or pickled. A deep copy is of the copied module; out of a pickle comes a slot that is not set. A shallow copy is the same object: see ``_instead``.
     """
 
     __slots__ = ("model", "slot")
@@ -193,8 +200,8 @@ class _BoundToCopy(_Bound):
 _NO_SLOT: Any = SimpleNamespace(wrapper=None)
 
 
-def _called_instead(bound: _Bound) -> Any:  # Any: a module, of whatever class
-    """Returns the module that is called with a wrapper that came with a copy of ``__dict__``; None if it is its own.
+def _instead(bound: _Bound, compiled: Callable[..., Any] | None) -> Callable[[Any, Any], Any] | None:
+    """Returns what calls the copy that has got a wrapper with its ``__dict__``; None if the wrapper is that of what is called.
 
     Without its module a wrapper would run the original's weights: those of clones in meta-learning. What calls it says which
     module it is; to ask takes a microsecond, so it is asked where more than ``_references`` refer to the wrapper.
@@ -203,7 +210,7 @@ def _called_instead(bound: _Bound) -> Any:  # Any: a module, of whatever class
     if frame is None or frame.f_code is not _call_of_torch().__code__:
         return None
     module = frame.f_locals.get("self")
-    return module if bound.is_copied_to(module) else None
+    return functools.partial(_call_copy, module, compiled) if bound.is_copied_to(module) else None
 
 
 def _call_copy(
@@ -225,16 +232,23 @@ def _call_of_torch() -> Any:  # Any: a function of torch
 
 
 @functools.cache
-def _references() -> int:
-    """Returns how many references there are to a wrapper in a call of its module: of ``__dict__``, of its slot, of the call."""
+def _references(*, in_c: bool) -> int:
+    """Returns how many references there are to a wrapper in a call of its module: of ``__dict__``, of its slot, of the call.
+
+    Counted as its hook does, ``in_c`` or in Python.
+    """
     import torch
 
     module, slot, counts = torch.nn.Module(), SimpleNamespace(), []
 
     def call(bound: Any) -> None:
-        counts.append(sys.getrefcount(bound.slot.wrapper))
+        counts.append(
+            ring_buffer.EXTENSION.references(bound.weakly) if in_c else sys.getrefcount(bound.slot.wrapper)
+        )
 
-    slot.wrapper = module.__dict__[SLOT] = MethodType(call, SimpleNamespace(slot=slot))
+    bound = SimpleNamespace(slot=slot)
+    slot.wrapper = module.__dict__[SLOT] = MethodType(call, bound)
+    bound.weakly = weakref.ref(slot.wrapper)
     _call_of_torch()(module)
     return counts[0]
 
@@ -411,22 +425,22 @@ def _timed(
     *,
     task_of_backward: Callable[[], int] | None = None,
     part: int = 0,
-) -> Callable[..., Any]:
-    """Returns the wrapper in Python. For a part, ``task_of_backward`` is given."""
+) -> tuple[Callable[..., Any], None]:
+    """Returns the wrapper in Python, and no hook in C. For a part, ``task_of_backward`` is given."""
     import torch
 
     edge, open_in = probe.edge, probe.open_in
     is_compiling, compiler = _compiler()
     is_grad_enabled = torch.is_grad_enabled
     end, fail, evaluating, training = _codes(probe.source, part)
-    getrefcount, references = sys.getrefcount, _references()
+    count_of, references = sys.getrefcount, _references(in_c=False)
 
     def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
         model = bound.model()
         if is_compiling() or compiler._is_compiling_flag:  # noqa: SLF001 - see _compiler
             return go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
-        if getrefcount(bound.slot.wrapper) > references and (copied := _called_instead(bound)) is not None:
-            return _call_copy(copied, compiled, args, kwargs)
+        if count_of(bound.slot.wrapper) > references and (instead := _instead(bound, compiled)) is not None:
+            return instead(args, kwargs)
         here, outer = get_ident(), open_in[0]
         # What is recomputed in a backward stays in it.
         if task_of_backward is not None and (outer == here or task_of_backward() != -1):
@@ -444,7 +458,7 @@ def _timed(
         edge(end)
         return result
 
-    return call
+    return call, None
 
 
 def _timed_in_c(
@@ -454,8 +468,8 @@ def _timed_in_c(
     *,
     task_of_backward: Callable[[], int] | None = None,
     part: int = 0,
-) -> Callable[..., Any]:
-    """Returns the wrapper in C; what a compiler traces stays Python. For a part, ``task_of_backward`` is given."""
+) -> tuple[Callable[..., Any], Any]:
+    """Returns the wrapper, of which what a compiler traces is Python, and the hook in C that it calls. For a part, ``task_of_backward`` is given."""
     import torch
 
     is_compiling, compiler = _compiler()
@@ -469,19 +483,18 @@ def _timed_in_c(
         task_of_backward,
         _Bound,
         vars(compiler),
+        _instead,
         ring_buffer.packed(end, fail, *evaluating, *training),
     )
     forward = ring_buffer.EXTENSION.hook("forward", state)
-    getrefcount, references = sys.getrefcount, _references()
+    forward.references = _references(in_c=True)
 
     def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
-        if getrefcount(bound.slot.wrapper) > references and (copied := _called_instead(bound)) is not None:
-            return _call_copy(copied, compiled, args, kwargs)
         return forward(bound, args, kwargs)
 
-    return call
+    return call, forward
 
 
 def _codes(source: int, part: int) -> tuple[int, int, tuple[int, int], tuple[int, int]]:

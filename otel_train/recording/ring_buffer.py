@@ -13,7 +13,7 @@ from otel_train.datamodel import Clock, system_clock
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.events import EDGE_WORDS, OP_MASK, START_BITS, Op
 
-INTERFACE = 6
+INTERFACE = 7
 """What functions of ``_edges.c`` are given. One that was built from other sources would crash the interpreter: it is not used."""
 
 EXTENSION: Any
