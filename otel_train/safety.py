@@ -276,13 +276,15 @@ class _Began(threading.Event):
         return super().wait(self.LONGEST_S if timeout is None else timeout)
 
 
+FAULT_SIGNALS: Final = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
+"""Signals that a thread causes itself."""
+
+
 class DaemonThread(threading.Thread):
     """A thread that does not keep the interpreter, and to which no signal is delivered.
 
     A program that blocks a signal, to wait for it later, has it wait: a thread that does not block it would take it.
     """
-
-    _FAULTS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
 
     def __init__(self, *args: Any, **how: Any) -> None:  # Any: of the base class
         super().__init__(*args, **how)
@@ -294,7 +296,7 @@ class DaemonThread(threading.Thread):
         Raises:
             RuntimeError: no thread can be started, or it found no memory to begin with.
         """
-        faults = {getattr(signal, name, None) for name in self._FAULTS}  # a thread causes those itself
+        faults = {getattr(signal, name, None) for name in FAULT_SIGNALS}
         with _signals_blocked(signal.valid_signals() - faults):
             super().start()
         if not self._started.is_set():

@@ -21,7 +21,7 @@ from otel_train.agent.messages import (
     Request,
     Response,
 )
-from otel_train.agent.rank_end import CRASHES, EXITING_S, LauncherFolder, RankEnd, how_it_ended, maps_file
+from otel_train.agent.rank_end import EXITING_S, LauncherFolder, RankEnd, how_it_ended, maps_file
 from otel_train.agent.remote import ANSWER_S, RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
@@ -31,7 +31,7 @@ from otel_train.console.text import TextLayout
 from otel_train.datamodel import Capture, system_clock
 from otel_train.distributed.hang import OOM_KILL
 from otel_train.exporters.manager import ExportManager, SharedExporters
-from otel_train.safety import Guard, daemon_thread
+from otel_train.safety import FAULT_SIGNALS, Guard, daemon_thread
 
 if TYPE_CHECKING:
     from otel_train.agent.messages import MessageChannel
@@ -315,7 +315,7 @@ class RankConnection:
         """Replaces an assumed end state when the kernel reports another exit code, or a crash."""
         state, cause = how_it_ended(self.info.pid, self._process, EXITING_S)
         with Guard("close"):
-            if state == "failed" or cause in CRASHES:
+            if state == "failed" or cause in FAULT_SIGNALS:
                 self.service.correct(state, cause)
         self._close_files()
 

@@ -24,9 +24,6 @@ _PATIENCE_S = 2.0
 EXITING_S: Final = 10.0
 """How long a program may take from the end of its session to its own."""
 
-CRASHES: Final = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
-"""Signals that a program gets by what it does itself."""
-
 _POLL_S = 0.01
 _EXIT_CODE_FIELD = 50  # of /proc/<pid>/stat, counted from 1 behind the name: proc(5), field 52
 
