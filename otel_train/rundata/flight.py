@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.nesting import DEEPEST
 from otel_train.accounting.types import NO_PHASE, TRAIN, ClosedSteps, SourceTable
 from otel_train.aggregation.run_state import StageEnds
 from otel_train.catalog import PHASES
@@ -91,7 +92,7 @@ def _open_at(thread: ThreadEdges, place: int) -> list[int]:
     change = np.isin(ops, _BEGINS).astype(np.int64) - np.isin(ops, _ENDS)
     depth = np.cumsum(change)
     least_later = np.minimum.accumulate(depth[::-1])[::-1]
-    begun = np.flatnonzero((change > 0) & (depth == least_later))[:_MOST_OPEN].tolist()
+    begun = np.flatnonzero((change > 0) & (depth == least_later))[:DEEPEST].tolist()
     # Where an exception left a stage open, the end of the one around it is taken for its own.
     return [at for at in begun if change[at:][numbers[at:] == numbers[at]].sum() > 0]
 
@@ -112,7 +113,6 @@ RECENT_STEPS = 20
 _TAIL_EDGES = 1 << 12
 """Events of a thread that are accounted for a post-mortem, eight times as many where those do not hold the last steps."""
 
-_MOST_OPEN = 64
 _NORMAL_ENDS, _MARKS = (Op.END, Op.STOP, Op.SUSPEND), (Op.MARK, Op.EPOCH)
 _BEGINS, _ENDS = (Op.BEGIN, Op.RESUME), (*_NORMAL_ENDS, Op.FAIL)
 _STAGE_OPS = (*_BEGINS, *_NORMAL_ENDS)
