@@ -80,7 +80,7 @@ def _is_python(path: Path) -> bool:
 
 def unreachable(line: Sequence[str]) -> str:
     """Returns the interpreter option in a command that prevents instrumentation; "" if there is none."""
-    if not _INTERPRETER.fullmatch(Path(line[0]).name):
+    if line[0] != sys.executable and not _INTERPRETER.fullmatch(Path(line[0]).name):
         return ""
     clusters = [flag for flag in interpreter_flags(line) if flag[:2] not in ("--", "-X", "-W")]
     letters = (letter for cluster in clusters if cluster[0] == "-" for letter in cluster[1:])
