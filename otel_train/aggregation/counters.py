@@ -27,7 +27,7 @@ class Transfers:
         self._bytes: Counter[int] = Counter()
 
     def add(self, moved: np.ndarray) -> None:
-        """Adds transfers: int64[n, 2], as in ``ClosedSteps``."""
+        """Adds transfers: rows of ``ClosedSteps.moved``."""
         for source, size in moved.tolist():
             self._bytes[source] += size
 
@@ -37,13 +37,13 @@ class Transfers:
 
 
 MOST_HELD = 8192
-"""Most calls, and device times, held back while they wait for their counterpart."""
+"""Most calls, and most device times, that wait for their counterpart; the oldest are dropped."""
 
-_MOST_RECENT = 1024  # of the last poll or two: spans of kept steps ask for them
+_MOST_RECENT = 1024  # matched device times, for spans of sampled steps: those of the last poll or two
 
 
 class _Calls(NamedTuple):
-    """Calls without device time yet."""
+    """Calls that no device time is matched to yet."""
 
     source: np.ndarray
     started_ns: np.ndarray
@@ -52,7 +52,7 @@ class _Calls(NamedTuple):
 
 
 class _DeviceTimes(NamedTuple):
-    """Device times without a call yet."""
+    """Device times that no call is matched to yet."""
 
     source: np.ndarray
     begun_ns: np.ndarray
@@ -63,8 +63,8 @@ class _DeviceTimes(NamedTuple):
 class DeviceAccount:
     """Matches device times with the calls that they were measured in.
 
-    A call gets at most one device time and a device time goes to at most one call, whatever the order of arrival. What has
-    no counterpart is left out: not measured is not zero.
+    A call gets at most one device time and a device time goes to at most one call, whatever the order of arrival. A call
+    or device time without a counterpart is left out, because a call that was not measured has not taken 0 s.
     """
 
     def __init__(self, totals: Totals) -> None:
@@ -87,7 +87,7 @@ class DeviceAccount:
         self._match()
 
     def add_calls(self, ended: StageCalls, until_ns: int) -> None:
-        """Adds calls of the thread whose device time is measured. All that ended before ``until_ns`` are known."""
+        """Adds ended calls of the main thread, whose device time is measured. Now all that ended before ``until_ns`` are known."""
         if not self.measured:
             return
         series = self._totals.names.series(ended.source, ended.loader, ended.phase)
@@ -120,7 +120,7 @@ class DeviceAccount:
         inside = (place >= 0) & (times.ended_ns[timed] <= calls.ended_ns[mine[place]])
         timed, place = timed[inside], place[inside]
         given[timed] = True
-        # Of several inside one call (a model that calls itself) the first belongs to the call.
+        # If several device times lie inside one call (of a model that calls itself), the first one is that of the call.
         first = np.flatnonzero(np.diff(place, prepend=-1))
         timed, owner = timed[first], mine[place[first]]
         if not len(timed):
@@ -153,17 +153,17 @@ _REASONS: dict[int, str] = {
     Ending.ERROR: "error",
 }
 _MOST_PENDING_BUILDS = 8192
-"""Builds of a loader that wait for the epoch of their batches: as many as one slice of events can take."""
+"""Most build times of a loader that wait for the epoch of their batches: as many as a slice of events has batches at most."""
 
 
 class LoaderStart(NamedTuple):
-    """Cost of starting the passes over a loader that returned a batch.
+    """Start-up cost of the passes over a loader that returned at least one batch.
 
     Attributes:
-        passes: their number.
+        passes: number of passes.
         making_s: seconds to create their iterators, workers included.
         waiting_s: seconds of waiting for their first batches.
-        longest_s: seconds of the longest of both together.
+        longest_s: the largest sum of both in one pass, in seconds.
     """
 
     passes: int = 0
@@ -172,7 +172,7 @@ class LoaderStart(NamedTuple):
     longest_s: float = 0.0
 
     def minus(self, earlier: LoaderStart) -> LoaderStart:
-        """Returns the difference to ``earlier``. The longest is 0 if it was there before."""
+        """Returns the difference to ``earlier``; ``longest_s`` is 0 if no pass since then exceeded the earlier ones."""
         longest_s = self.longest_s if self.longest_s > earlier.longest_s else 0.0
         return LoaderStart(
             self.passes - earlier.passes, self.making_s - earlier.making_s, self.waiting_s - earlier.waiting_s,
@@ -181,16 +181,16 @@ class LoaderStart(NamedTuple):
 
 
 class LoaderTotals:
-    """Counts and histograms by loader name. One thread owns it.
+    """Counts and histograms by loader name. Not thread-safe.
 
     Attributes:
-        builds: time of a worker per batch.
+        builds: time that a worker took to build a batch.
         start_ups: time from the request for an iterator to its first batch.
-        lost: builds that were overwritten before they were read.
-        endings: by loader and reason.
-        passes: by loader, those that ended without an error: at their end, or left.
-        starts: by loader and phase.
-        numbers: by loader, its series of the histograms.
+        lost: build times that were overwritten before they were read, by loader.
+        endings: passes that exhausted the loader or failed, by loader and reason.
+        passes: passes that ended without an error, because the loader was exhausted or the iterator disposed of, by loader.
+        starts: start-up cost, by loader and phase.
+        numbers: series of both histograms, by loader.
     """
 
     def __init__(self) -> None:
@@ -204,23 +204,23 @@ class LoaderTotals:
         self._pending_builds: dict[str, deque[int]] = {}
 
     def add_builds(self, loader: str, build_ns: np.ndarray, missed: int) -> None:
-        """Counts batches built by workers."""
+        """Counts batches built by workers, and ``missed`` ones whose build time was overwritten."""
         number = self.number(loader)
         self.builds.add(np.full(len(build_ns), number), build_ns)
         self.lost[loader] += missed
         self._pending_builds.setdefault(loader, deque(maxlen=_MOST_PENDING_BUILDS)).extend(build_ns.tolist())
 
     def take_builds(self, loader: str, most: int) -> np.ndarray:
-        """Removes and returns the oldest pending builds: int64[n], n at most ``most``. Batches arrive in the same order."""
+        """Removes and returns the oldest pending build times, in ns, at most ``most``. Their batches arrive in the same order."""
         waiting = self._pending_builds.get(loader, deque[int]())
         return np.array([waiting.popleft() for _ in range(min(most, len(waiting)))], dtype=np.int64)
 
     def drop_builds(self) -> None:
-        """Discards the pending builds of all loaders."""
+        """Discards the pending build times of all loaders."""
         self._pending_builds.clear()
 
     def add_starts(self, batches: np.ndarray, names: SeriesNames) -> None:
-        """Counts passes that returned their first batch, among batches: int64[n, 6] as in ``ClosedSteps``."""
+        """Counts the passes whose first batch is in ``batches``, rows of ``ClosedSteps.batches``."""
         for source, phase, _, _, making_ns, waiting_ns in batches[batches[:, 4] >= 0].tolist():
             loader = names.sources[source].name
             key = (loader, PHASES[phase] if phase < len(PHASES) else "")
@@ -233,7 +233,7 @@ class LoaderTotals:
             self.start_ups.add([self.number(loader)], [making_ns + waiting_ns])
 
     def add_endings(self, endings: np.ndarray, names: SeriesNames) -> list[tuple[str, str, int]]:
-        """Counts ends of passes: int64[n, 3] as in ``ClosedSteps``; returns loader, reason and time of each."""
+        """Counts ends of passes, rows of ``ClosedSteps.endings``; returns loader, reason and time of those not disposed of."""
         counted = []
         for source, why, at_ns in endings.tolist():
             loader = names.sources[source].name
@@ -264,7 +264,7 @@ class LoaderTotals:
 
 
 class ReclaimedTime:
-    """Intervals that count as an activity of their own, whatever stage was open: stalls and compiling.
+    """Intervals of stalls and compilations, which count as these activities whatever stage was open.
 
     Stages keep their time; only the run's time by activity changes, and its sum stays exact to the nanosecond.
     """
@@ -273,7 +273,7 @@ class ReclaimedTime:
         self._intervals: list[tuple[Activity, int, int]] = []
 
     def add(self, activity: Activity, begun_ns: int, ended_ns: int) -> None:
-        """Assigns an interval to ``activity``. Where two intervals overlap the first one added wins."""
+        """Assigns an interval to ``activity``. Where two intervals overlap, the one added first applies."""
         for _, begun, ended in sorted(self._intervals, key=lambda interval: interval[1]):
             if begun < ended_ns and begun_ns < ended:
                 if begun_ns < begun:
@@ -295,20 +295,11 @@ class ReclaimedTime:
 
 
 MOST_TURNS = 256
-"""Intervals of other threads, and of the leading one outside of batches, that wait for each other."""
+"""Most intervals of other threads, and of the leading thread outside of batches, that ``WorkBeside`` keeps for a match."""
 
 
 class _Work(NamedTuple):
-    """Work of a thread.
-
-    Attributes:
-        thread: its label.
-        begun_ns: first instant.
-        ended_ns: last instant.
-        activity: ``Activity``.
-        ns: nanoseconds of it.
-        wait_ns: those of them that are waits for data in training.
-    """
+    """An interval of a thread with ``ns`` nanoseconds of an ``Activity``, of which ``wait_ns`` were waits for training data."""
 
     thread: str
     begun_ns: int
@@ -319,25 +310,25 @@ class _Work(NamedTuple):
 
 
 class WorkBeside:
-    """Work of other threads in time that the leading thread spends outside of batches: threads that take turns."""
+    """Finds the work of other threads in time that the leading thread spends outside of batches, for threads that take turns."""
 
     def __init__(self) -> None:
         self._outside: deque[tuple[int, int, int]] = deque(maxlen=MOST_TURNS)
-        """First and last instant, nanoseconds of ``Activity.OUTSIDE``."""
+        """Intervals of the leading thread: first and last instant, and nanoseconds of ``Activity.OUTSIDE``."""
         self._work: deque[_Work] = deque(maxlen=MOST_TURNS)
 
     def lead(self) -> None:
-        """Begins anew: another thread leads."""
+        """Discards the time outside of batches, because another thread becomes the leading one."""
         self._outside.clear()
 
     def add_outside(self, rows: list[list[int]]) -> None:
-        """Takes time of the leading thread: rows of ``ClosedSteps.apart``."""
+        """Adds time of the leading thread: from rows of ``ClosedSteps.apart``, those outside of batches."""
         self._outside.extend(
             (begun, ended, ns) for begun, ended, what, ns in rows if what == Activity.OUTSIDE
         )
 
     def add(self, thread: str, closed: ClosedSteps) -> None:
-        """Takes what became final of a thread that does not lead, or may yet be followed by one that does."""
+        """Adds closed steps of a thread that is not the leading one, or that another thread may replace as the leading one."""
         steps = closed.steps
         rows = (steps.started_ns, steps.ended_ns, steps.phase, steps.duration_ns, steps.wait_ns)
         for begun, ended, phase, ns, wait_ns in zip(*(column.tolist() for column in rows), strict=True):
@@ -353,12 +344,14 @@ class WorkBeside:
                 self._work.append(_Work(thread, begun, ended, activity, ns))
 
     def take(self, leading: str, led_ns: int, others_ns: int) -> np.ndarray:
-        """Returns by activity what is of other threads of the time outside, and forgets what nothing is to come for.
+        """Returns the work of other threads while the leading thread was outside of batches: nanoseconds by ``Activity``.
+
+        Drops intervals that no later interval can overlap.
 
         Args:
             leading: label of the leading thread.
-            led_ns: up to when its time is known.
-            others_ns: up to when that of the others is.
+            led_ns: up to when the time of the leading thread is known.
+            others_ns: up to when the time of all other threads is known.
         """
         found = np.zeros(len(Activity), dtype=np.int64)
         known, self._work = self._work, deque(maxlen=MOST_TURNS)
@@ -376,7 +369,7 @@ class WorkBeside:
         return found
 
     def _cut(self, begun_ns: int, ended_ns: int) -> int:
-        """Takes an interval out of the time outside; returns how much of it was outside."""
+        """Removes an interval from the time outside of batches; returns the nanoseconds of such time that it had."""
         kept, taken_ns = [], 0
         for begun, ended, ns in self._outside:
             first, last = max(begun, begun_ns), min(ended, ended_ns)
@@ -426,7 +419,7 @@ class JaxCompiles(NamedTuple):
         )
 
     def describe(self, now_ns: int) -> str:
-        """Returns what has been compiled until ``now_ns``, as half a sentence."""
+        """Returns what has been compiled until ``now_ns``, as the beginning of a message (see ``missing_step_reason``)."""
         if not self.functions:
             return "JAX is imported"
         functions = "1 function" if self.functions == 1 else f"{self.functions} functions"
@@ -439,19 +432,19 @@ class JaxCompiles(NamedTuple):
 
 
 def missing_step_reason(seen: str, *, loader: bool) -> str:
-    """Returns the message for a JAX program without a training step; ``seen`` is of ``JaxCompiles.describe``."""
+    """Returns the message for a JAX program without a training step; it begins with ``seen``, from ``JaxCompiles.describe``."""
     return f"{seen}; {_NO_STEP}{_ADD_STEP}{_ADD_LOADER if loader else ''}. {_EXAMPLE}"
 
 
 class Recompiled(NamedTuple):
-    """Compilations of code that had been compiled before."""
+    """Compilations of code that had been compiled before: number, time, and how many of them were JAX's."""
 
     count: int = 0  # type: ignore[assignment]  # hides tuple.count, as StageTotals does
     total_ns: int = 0
     by_jax: int = 0
 
     def plus(self, compiled: Compile) -> Recompiled:
-        """Returns the totals with one more."""
+        """Returns the totals with one more recompilation."""
         lasted_ns, jax = compiled.ended_ns - compiled.begun_ns, compiled.compiler == "jax"
         return Recompiled(self.count + 1, self.total_ns + lasted_ns, self.by_jax + jax)
 
@@ -463,7 +456,7 @@ class Recompiled(NamedTuple):
 class Compiles:
     """Counts compilations and assigns their time to activity ``compile``.
 
-    ``judged``: of some it is known whether they were recompilations.
+    ``judged``: whether at least one compiler reported if it had compiled the same code before.
     """
 
     def __init__(self, reclaimed: ReclaimedTime, totals: Totals) -> None:
@@ -492,7 +485,7 @@ _PHASES = len(PHASES) + 1
 
 
 class DeviceTotals(NamedTuple):
-    """Device time of one row of the stage table, in seconds, over the calls that were measured."""
+    """Device time of one row of the stage table, in seconds, over the ``measured`` calls."""
 
     measured: int
     seconds: float
@@ -526,25 +519,25 @@ class StageTotals(NamedTuple):
 
 
 class Totals:
-    """Counters, sums and histograms. Not thread-safe. ``names`` has learnt every source that is counted here."""
+    """Counters, sums and histograms. Not thread-safe. ``names`` must know every source that is counted."""
 
     def __init__(self, names: SeriesNames) -> None:
         self.names = names
         self.stages = Histograms()
         self.steps = Histograms(STEP_BOUNDS)
-        self.device = Histograms()  # by the series of ``stages``
+        self.device = Histograms()  # with the series numbers of ``stages``
         self.activity_ns = np.zeros(len(Activity), dtype=np.int64)
         self._published_ns = self.activity_ns
-        self._owed_ns = 0  # time of the run that is published, and comes again from another thread
+        self._owed_ns = 0  # published time that the new leading thread reports again: not counted twice
         self.self_ns = np.zeros(0, dtype=np.int64)
         self.inclusive_ns = np.zeros(0, dtype=np.int64)
-        # By loader and phase; the time is that of the batches that the loader took part in.
+        # By loader and phase; the time is that of all batches that the loader took part in.
         self.loader_ns: Counter[tuple[int, int]] = Counter()
         self.batches: Counter[tuple[int, int]] = Counter()
         self.samples: Counter[tuple[int, int]] = Counter()
-        self.other_after: Counter[int] = Counter()  # by source: training in no stage that follows it
+        self.other_after: Counter[int] = Counter()  # ns of training in no stage, by the source before
         self.failed = np.zeros(0, dtype=np.int64)
-        self.step_pairs: dict[tuple[int, int], int] = {}  # by loader and phase, the series of ``steps``
+        self.step_pairs: dict[tuple[int, int], int] = {}  # series of ``steps``, by loader and phase
         self.step_counts = np.zeros((0,), dtype=np.int64)
         self.partial_steps = np.zeros(_PHASES, dtype=np.int64)
         self.loaders = LoaderTotals()
@@ -553,10 +546,10 @@ class Totals:
         self.recompiled = Recompiled()
         self.pace = Pace()
         self.on_device = Outcomes()
-        self.cpu_wait_ns: int | None = None  # of the main thread, for a processor
+        self.cpu_wait_ns: int | None = None  # time of the main thread on a run queue of the kernel
 
     def add(self, closed: ClosedSteps, *, ledger: bool) -> None:
-        """Counts closed steps; ``ledger``: the thread's time is the run's time by activity."""
+        """Counts closed steps of a thread; ``ledger``: it is the leading thread, whose time by activity is that of the run."""
         self._add_times(closed.times)
         if ledger:
             self.activity_ns = self.activity_ns + self._not_owed(closed.activity_ns)
@@ -572,40 +565,41 @@ class Totals:
         self.skipped_updates += closed.skipped_updates
 
     def publish(self) -> np.ndarray:
-        """Returns the time by activity, and keeps it: from now on no activity has less."""
+        """Returns the time by activity for an export. From now on no activity falls below it, because counters never fall."""
         self._published_ns = self.activity_ns
         return self.activity_ns
 
     def take_over(self, activity_ns: np.ndarray) -> None:
-        """Switches the time of the run to another thread, except for the part that is already published.
+        """Makes the time of another thread the time of the run, except for the part that is already published.
 
-        What both have spent alike is taken for the same time; of what the other has spent in its place, the first
-        activities are left out. So the sum is the time of the run, and no published value falls.
+        Time that both threads spent on the same activity counts once. The rest of the published time stays; as much is left out
+        of the other thread's time, in the order of ``Activity``. So the sum is the run's time, and no published value falls.
         """
         alike_ns = np.minimum(self._published_ns, activity_ns)
         self._owed_ns = int((self._published_ns - alike_ns).sum())
         self.activity_ns = self._published_ns + self._not_owed(activity_ns - alike_ns)
 
     def add_outside(self, ns: int) -> None:
-        """Counts time of no thread."""
+        """Counts time after the end of the leading thread as ``Activity.OUTSIDE``."""
         self.activity_ns = self.activity_ns.copy()
         self.activity_ns[Activity.OUTSIDE] += ns
 
     def move_from_outside(self, spent_ns: np.ndarray) -> None:
-        """Counts time that was outside for other activities, but for what is published."""
+        """Moves time from ``Activity.OUTSIDE`` to other activities, at most what is not published yet."""
         free_ns = int(self.activity_ns[Activity.OUTSIDE] - self._published_ns[Activity.OUTSIDE])
         moved_ns = np.diff(np.minimum(np.cumsum(spent_ns), free_ns), prepend=0)
         moved_ns[Activity.OUTSIDE] -= moved_ns.sum()
         self.activity_ns = self.activity_ns + moved_ns
 
     def _not_owed(self, spent_ns: np.ndarray) -> np.ndarray:
+        """Returns time by activity without the part that is in ``_owed_ns``, which is left out of the first activities."""
         owed_ns = np.minimum(np.cumsum(spent_ns), self._owed_ns)
         self._owed_ns -= int(owed_ns[-1])
         free_ns: np.ndarray = spent_ns - np.diff(owed_ns, prepend=0)
         return free_ns
 
     def add_beside(self, closed: ClosedSteps) -> None:
-        """Counts a thread that only reads loaders: its waits belong to no step, phase or activity."""
+        """Counts closed steps of a thread that only reads loaders: its waits belong to no step, phase or activity."""
         nowhere = np.full(len(closed.times.source), NO_PHASE, dtype=np.int64)
         self._add_times(closed.times._replace(phase=nowhere))
         calls = closed.occurrences
@@ -624,12 +618,12 @@ class Totals:
 
     @property
     def skips(self) -> int | None:
-        """Updates skipped by a gradient scaler; None while only the device knows."""
+        """Updates skipped by a gradient scaler; None if some were made on the device and no result of them is known yet."""
         unknown = self.on_device.made and not self.on_device.known
         return None if unknown else self.skipped_updates + self.on_device.skipped
 
     def add_operations(self, ended: StageCalls) -> None:
-        """Counts calls timed by token. They run beside the stages and add to no stage's self time."""
+        """Counts calls timed by token, which run concurrently with the stages and add to no stage's self time."""
         self.add_occurrences(ended)
         if len(ended.source):
             series = self.names.series(ended.source, ended.loader, ended.phase)
@@ -648,7 +642,7 @@ class Totals:
             )
 
     def add_device(self, series: np.ndarray, device_ns: np.ndarray) -> None:
-        """Counts device time of calls: int64[n] each."""
+        """Counts device time of calls: series and nanoseconds, int64[n] each."""
         self.device.grow(len(self.names.keys))
         self.device.add(series, device_ns)
 
@@ -665,7 +659,7 @@ class Totals:
         self.step_counts += np.bincount(numbers, minlength=len(self.step_counts))
 
     def _by_pair(self, source: np.ndarray, phase: np.ndarray) -> Iterator[tuple[tuple[int, int], np.ndarray]]:
-        """Yields each pair of loader and phase, and which rows are of it."""
+        """Yields each pair of loader and phase, with a mask of its rows."""
         flat = self.names.loader(source) * _PHASES + phase
         for value in set(flat.tolist()):
             yield divmod(value, _PHASES), flat == value
@@ -678,7 +672,7 @@ class Totals:
         return self.step_pairs[pair]
 
     def add_batches(self, batches: np.ndarray) -> None:
-        """Counts batches: int64[n, 6] as in ``ClosedSteps``."""
+        """Counts batches: rows of ``ClosedSteps.batches``."""
         for pair, mine in self._by_pair(batches[:, 0], batches[:, 1]):
             samples = batches[mine, 2]
             self.batches[pair] += len(samples)
@@ -688,8 +682,8 @@ class Totals:
     def rated(self) -> list[tuple[int, int]]:
         """Returns the loaders and phases whose batches belong to steps.
 
-        A loader that another thread reads is one of them, unless the thread that runs the steps asks a loader of its own in the
-        same phase: the queue between the two, which gives the same batches again. Before the first step of a phase, that is not known.
+        A loader that another thread reads is included only if the thread that runs the steps reads no loader in the same phase.
+        Else that loader is the queue between the threads, and returns the same batches. Unknown before the first step of a phase.
         """
         asked = {phase for _, phase in self.loader_ns}
         unasked = {phase for _, phase in self.step_pairs} - asked
@@ -723,7 +717,7 @@ class Totals:
         return window
 
     def copy(self) -> Totals:
-        """Returns an independent copy that shares the names. A window that begins with it has no negative time."""
+        """Returns an independent copy that shares the names; publishes first, so that no time since the copy is negative."""
         self.publish()
         return deepcopy(self, {id(self.names): self.names})
 
@@ -767,7 +761,7 @@ class Totals:
         return int(self.self_ns[mine].sum()) / NS_PER_S
 
     def train_s_by_loader(self) -> dict[str, tuple[float, float]]:
-        """Returns seconds of phase train by loader: waiting for its batches, and everything else."""
+        """Returns two values by loader, in seconds of phase train: waiting for its batches, and everything else."""
         found: dict[str, tuple[float, float]] = {}
         for key, self_ns in zip(self.names.keys, self.self_ns.tolist(), strict=False):
             if key.phase == PHASES[0]:
@@ -777,7 +771,7 @@ class Totals:
         return found
 
     def steps_by_phase(self) -> dict[str, int]:
-        """Returns the counted steps of every phase with any."""
+        """Returns the number of counted steps by phase, without phases that have none."""
         found: Counter[str] = Counter()
         for (_, phase), count in zip(self.step_pairs, self.step_counts.tolist(), strict=True):
             found[PHASES[phase]] += count

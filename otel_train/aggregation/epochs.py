@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from otel_train.aggregation.series_names import SeriesNames
 
 REMEMBERED = 256
-"""Epochs whose boundaries are kept."""
+"""Most epoch boundaries that are kept, for ``EpochTracker.at``."""
 
 
 class EpochBoundary(NamedTuple):
-    """The end of an epoch (None for none), the beginning of one, or both; ``running`` is the epoch from there on."""
+    """The end of epoch ``ended`` (None: no epoch ended), the beginning of one, or both; from here on ``running`` is the epoch."""
 
     at_ns: int
     ended: int | None
@@ -37,20 +37,20 @@ _EXHAUSTED = (Ending.EPOCH_END, Ending.SHORT, Ending.STREAMING_END)
 
 
 class EpochTracker:
-    """Finds the epochs of the training thread: as marked, else by the passes over the training loaders.
+    """Finds the epochs of the training thread: as marked by the program, else by the passes over the training loaders.
 
-    One rule: an epoch ends when every loader that gave it a training batch has ended a pass in it, and one of them gives
-    a batch of a new pass. Its end is the last of those ends. So
+    The rule: an epoch ends when every loader that gave it a training batch has ended a pass in it, and one of them gives
+    a batch of a new pass. The end of the epoch is the last end of those passes. So
 
     - of loaders used in turn, or drawn by weight until all are exhausted, the last one exhausted ends the epoch;
     - ``zip`` ends it with the shortest, because the iterators of the others are disposed of;
     - a loader that restarts each time it is exhausted does not: the longest other loader ends the epoch;
     - an abandoned pass counts as ended; a failed one as if its loader had not been used.
 
-    If the loaders of an epoch are known, the next batch is not waited for. They are those of the previous epoch, or all
-    that the program passed and that are not for evaluation. When each of them, and all others that were used, has ended a
-    pass and one was exhausted, the epoch is over. An abandoned pass that is not repeated is no epoch, unless the previous
-    epoch ended in the same way.
+    If the loaders of an epoch are known, it ends without waiting for that batch: when each of them, and all others that were
+    used, has ended a pass, and one was exhausted. Known are the loaders of the previous epoch, or else all that the program
+    passed and that are not for evaluation. An abandoned pass that is not repeated is no epoch, unless the previous epoch ended
+    in the same way.
     """
 
     def __init__(self, names: SeriesNames) -> None:
@@ -59,14 +59,14 @@ class EpochTracker:
         self._found: deque[EpochBoundary] = deque(maxlen=REMEMBERED)
         self._evaluated: set[int] = set()  # loaders that gave batches in another phase
         self._marked = False
-        self._open: int | None = None  # the epoch that was marked and is not over
+        self._open: int | None = None  # the epoch that was marked and has not ended
         self._running = 1
-        self._since_ns = -1  # the epoch before ended then
-        self._before: set[int] = set()  # its loaders
-        self._broken_off = False  # none of them was exhausted in it
-        self._first_ns: dict[int, int] = {}  # by loader of this epoch, when it gave the first training batch
-        self._over: dict[int, _End] = {}  # by loader of this epoch, its first end in it
-        self._ended: dict[int, _End] = {}  # by loader, its last end
+        self._since_ns = -1  # end of the previous epoch
+        self._before: set[int] = set()  # loaders of the previous epoch
+        self._broken_off = False  # no loader was exhausted in the previous epoch
+        self._first_ns: dict[int, int] = {}  # time of the first training batch in this epoch, by loader
+        self._over: dict[int, _End] = {}  # first end of a pass in this epoch, by loader
+        self._ended: dict[int, _End] = {}  # last end of a pass, by loader
 
     def take(self, closed: ClosedSteps) -> list[EpochBoundary]:
         """Returns the epoch boundaries in closed steps, in time order."""
@@ -75,7 +75,7 @@ class EpochTracker:
         return found
 
     def at(self, at_ns: int) -> int:
-        """Returns the epoch at an instant; of one before the first mark, the one that was marked first."""
+        """Returns the epoch at an instant; before the first boundary that is kept, the epoch that ended or began there."""
         if self._is_over() and at_ns >= self._over_ns():
             return self._running + 1
         running = (boundary.running for boundary in reversed(self._found) if boundary.at_ns <= at_ns)
@@ -83,23 +83,23 @@ class EpochTracker:
         return next(running, first.running if first.ended is None else first.ended)
 
     def close(self) -> EpochBoundary:
-        """Returns the boundary at the end of the run, which ends the last epoch."""
+        """Returns the boundary that ends the last epoch at the end of the run; its time is 0 if no pass has ended it."""
         if self._is_over():
             return EpochBoundary(self._over_ns(), self._running, self._running)
         return EpochBoundary(0, self._open, self._running)
 
     def _marks(self, closed: ClosedSteps) -> Iterator[EpochBoundary]:
-        """Boundaries marked by the program; once there is one, passes no longer count."""
+        """Yields the boundaries that the program marked; once there is one, passes no longer count."""
         for at_ns, op, payload in closed.said[closed.said[:, 1] != Op.REPORT].tolist():
             self._marked = True
-            broken = op == Op.EPOCH_END and payload
-            ended = None if broken else self._open
+            raised = op == Op.EPOCH_END and payload
+            ended = None if raised else self._open
             self._open = payload if op == Op.EPOCH else None
             self._running = payload if op == Op.EPOCH else self._running
             yield EpochBoundary(at_ns, ended, self._running)
 
     def _passes(self, closed: ClosedSteps) -> Iterator[EpochBoundary]:
-        """Boundaries found by the passes over training loaders."""
+        """Yields the boundaries that passes over training loaders show."""
         if self._marked:
             return
         trained = closed.batches[:, 1] == TRAIN
@@ -120,13 +120,13 @@ class EpochTracker:
                 yield self._boundary()
             if at_ns > self._since_ns and source not in self._first_ns:
                 self._first_ns[source] = at_ns
-                # It is prefetched, and recorded after the end of its pass.
+                # A prefetched batch, which is recorded after the end of its pass.
                 if source in self._ended and self._ended[source].at_ns >= at_ns:
                     self._over[source] = self._ended[source]
                     yield from self._boundary_if_known()
 
     def _first_of_passes(self, batches: np.ndarray) -> list[tuple[int, int]]:
-        """Times of each loader's first batch and of the first after the end of its last pass, in order."""
+        """Returns time and source of each loader's first batch, and of its first after the end of its last pass, in time order."""
         found = set()
         for source in np.unique(batches[:, 0]).tolist():
             times = batches[batches[:, 0] == source, 3]
@@ -151,7 +151,7 @@ class EpochTracker:
             yield self._boundary()
 
     def _are_all(self) -> bool:
-        """Returns whether no further loader is expected in this epoch."""
+        """Returns whether all loaders that are expected in this epoch have ended a pass in it."""
         if self._before:
             return self._before <= self._over.keys()
         names, facts = self._names, self.loaders()
@@ -166,7 +166,7 @@ class EpochTracker:
         return True
 
     def _is_over(self) -> bool:
-        """Returns whether the running epoch is over, unless one more loader takes part in it."""
+        """Returns whether the running epoch is over, if no further loader takes part in it."""
         return not self._marked and self._all_over() and (self._any_exhausted() or self._broken_off)
 
     def _all_over(self) -> bool:

@@ -99,7 +99,7 @@ def _cell_shift(edges_s: Floats) -> int:
 
 
 def whole_ns(edges_s: Floats) -> Ints:
-    """Returns the longest whole nanoseconds whose value in seconds is at or below each edge."""
+    """Returns for each edge the largest whole number of nanoseconds that is at or below it."""
     below = np.floor(edges_s * NS_PER_S).astype(np.int64)
     below += (below + 1) / NS_PER_S <= edges_s
     below -= below / NS_PER_S > edges_s
@@ -257,10 +257,10 @@ class Histograms:
         return twin
 
     def folded(self, labels: Iterable[Label | None]) -> tuple[dict[Label, int], Histograms]:
-        """Returns the same observations with the series of equal labels merged, and the number of each label in it.
+        """Returns a copy in which series with equal labels are merged, and the series number of each label in it.
 
         Args:
-            labels: of each series, in order; None leaves it out.
+            labels: label of each series, in order; None leaves the series out.
         """
         numbers: dict[Label, int] = {}
         into = [-1 if label is None else numbers.setdefault(label, len(numbers)) for label in labels]
@@ -277,8 +277,8 @@ class Histograms:
     def minus(self, earlier: Histograms) -> Histograms:
         """Returns the difference to an earlier copy.
 
-        Counts and sums are exact. Minimum and maximum are exact if the window set them, else the edges of its outermost
-        buckets, limited to the minimum and maximum of all time.
+        Counts and sums are exact. Minimum and maximum are exact if they were set since then; else they are the edges of the
+        outermost buckets, limited to the minimum and maximum of all time.
         """
         before = Histograms(self.bounds, size=len(self))
         before.merge(earlier)
@@ -289,9 +289,9 @@ class Histograms:
         return window
 
     def _bracket(self, now: Histograms) -> None:
-        """Sets minimum and maximum of a window: its outermost slots, limited by those of all time.
+        """Sets minimum and maximum of a window to the edges of its outermost slots, limited by those of all time, in ``now``.
 
-        A record that the window set is in its outermost slot, so the limit makes it exact.
+        A minimum or maximum of all time that was set in the window lies in that slot, so the limit makes it exact.
         """
         used = self._slots > 0
         filled = used.any(axis=1)

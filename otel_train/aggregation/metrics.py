@@ -27,8 +27,8 @@ class MetricBuilder:
 
     Args:
         emits: whether this process publishes metrics of a given kind of emitter.
-        only: names of the metrics to collect, devices added up; None for all.
-        events: names of further metrics, each collected from its first value above zero on.
+        only: names of the metrics to collect, with all devices added up; None for all.
+        events: names of further metrics, which are collected only when their value is not zero.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class MetricBuilder:
         self._histograms: dict[str, list[HistogramPoint]] = {}
 
     def put(self, metric: Metric, value: float, *labels: str) -> None:
-        """Sets one series. Equal labels of a counter add up (names limited to ``_OTHER``)."""
+        """Sets one series. Values of a counter with equal labels add up, as those of names replaced by ``_OTHER``."""
         if self._only is not None:
             if metric.name not in self._only and not (value and metric.name in self._events):
                 return
@@ -69,7 +69,7 @@ class MetricBuilder:
         self, metric: Metric, found: Histograms, labels: Iterable[tuple[str, ...] | None],
         exemplars: Mapping[tuple[str, ...], Iterable[Exemplar]] = _NO_EXEMPLARS,
     ) -> None:  # fmt: skip
-        """Adds the series that are not empty. ``labels`` are those of each, None to leave it out; series with the same become one."""
+        """Adds the series that are not empty. ``labels``: of each series, None to leave it out; equal ones are merged."""
         if self._only is not None and metric.name not in self._only:
             return
         numbers, folded = found.folded(labels)
@@ -107,7 +107,7 @@ class LabelLimiter:
         self._bound = bound
 
     def limit(self, name: str) -> str:
-        """Returns ``name``, or ``_OTHER``."""
+        """Returns ``name``, or ``_OTHER`` if the bound is reached and the name is new."""
         if name in self._names or name in ("", OTHER_VALUE):
             return name
         if len(self._names) < self._bound:
@@ -167,7 +167,7 @@ class RunMetrics:
 
     def _loaders(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
-        # A counter that was exported once stays, also where its loader turns out to be behind a queue.
+        # A counter that was exported once stays, even if it turns out that its loader fills a queue (see ``Totals.rated``).
         self._rated.update(dict.fromkeys(totals.rated()))
         for metric, counts in ((c.BATCHES, totals.batches), (c.SAMPLES, totals.samples)):
             for loader, phase in self._rated:
@@ -233,7 +233,7 @@ class LoggedSignals:
         self._value_names = LabelLimiter(c.METRIC_NAME.bound)
 
     def take(self, name: str, value: float) -> str:
-        """Stores one value; returns what it is, of ``train.nonfinite.kind``, where it is not finite, "" else."""
+        """Stores one value; returns its ``train.nonfinite.kind`` if it is counted as not finite, else ""."""
         finite, kind = math.isfinite(value), ""
         if name == "tokens":
             self.tokens += int(value) if finite else 0
@@ -263,7 +263,7 @@ class LoggedSignals:
         }
 
     def write(self, builder: MetricBuilder) -> None:
-        """Adds the last values: all count as of training."""
+        """Adds the last values, all under phase ``train``."""
         for name, value in self._losses.items():
             builder.put(c.LOSS, value, name, PHASES[TRAIN])
         for group, value in self._rates.items():

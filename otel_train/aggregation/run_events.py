@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Checkpoints:
     """Counts checkpoints. ``last_ns`` and ``interval_s`` are of successful ones; 0 while there is none.
 
-    ``interval_s`` is the longest of the last three: one save on demand between two others is no new rhythm. Saves
-    without a step between them, such as of the last and the best model, are one checkpoint.
+    ``interval_s`` is the longest of the last three intervals, so that an extra save does not change it. Saves without a
+    step between them, such as those of the last and the best model, are one checkpoint.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Checkpoints:
     def take(
         self, ended: StageCalls, kinds: np.ndarray, step_at: Callable[[int], int]
     ) -> Iterator[tuple[tuple[int, int], bool]]:
-        """Counts the checkpoints among ended calls, and yields the interval of each, and whether it failed.
+        """Counts the checkpoints among ended calls, and yields begin and end of each, and whether it failed.
 
         ``step_at`` returns the number of the step at an instant.
         """
@@ -60,27 +60,27 @@ MEDIAN_STEPS = 20
 """Stall threshold between training steps, in median steps; see ``train.stall.threshold``."""
 
 LONG_STEPS = 3
-"""The same where the steps are so long that so many of them exceed the threshold in an unknown activity."""
+"""Upper bound of that threshold, in median steps, for steps so long that it exceeds the bound of ``UNKNOWN_FACTOR``."""
 
 UNKNOWN_FACTOR = 6
-"""Stall threshold in an activity that has not ended before, as a multiple of the least threshold; also the upper bound
+"""Stall threshold in an activity that has not ended before, in multiples of ``stall_after_s``; also the upper bound
 between training steps, unless they are long."""
 
 KNOWN_FACTOR = 2
-"""Least stall threshold in an activity that has ended before, as a multiple of the least threshold."""
+"""Lower bound of the stall threshold in an activity that has ended before, in multiples of ``stall_after_s``."""
 
 LONGEST_FACTOR = 3
-"""Stall threshold in an evaluation or checkpoint, as a multiple of its longest silence so far."""
+"""Stall threshold in an evaluation or checkpoint, in multiples of the longest time without progress in one so far."""
 
 PAUSE_FACTOR = 2
-"""Stall threshold between training steps, as a multiple of the longest pause that ended."""
+"""Stall threshold between training steps, in multiples of the longest time without progress so far."""
 
 OUTSIDE_NS = 24 * 3600 * 10**9
-"""Threshold of a program whose loops have ended, where silence is expected. Alert rules compare with this value."""
+"""Stall threshold, 24 h, of a program whose loops have ended: no progress is expected. Alert rules compare with this value."""
 
 
 class StallContext(Enum):
-    """What the run does during a silence."""
+    """What the run does while it makes no progress."""
 
     START = "start"
     """Before the first training step has closed: compilers and allocators may take long."""
@@ -96,15 +96,15 @@ class Stalls:
     def __init__(self, started_ns: int, after_s: float, reclaimed: ReclaimedTime) -> None:
         self.last_ns = started_ns
         self.since_ns = 0
-        """When the current stall passed its threshold; 0 without a stall. It began with the silence before."""
+        """When the current stall passed its threshold; 0 without a stall. The stall itself began at ``last_ns``."""
         self.quiet_ns = 0
         """Time without progress, as of the last check."""
         self.others_ns = 0
-        """Largest stall threshold of ranks that this one may wait for."""
+        """Largest stall threshold of the other ranks that this one may wait for."""
         self.events: Counter[str] = Counter()
         self._least_ns = int(after_s * NS_PER_S)
         self.own_ns = self._least_ns
-        """Stall threshold of what this rank does itself."""
+        """Stall threshold by what this rank itself does."""
         self._doing = StallContext.TRAINING
         self._longest_ns: dict[StallContext, int] = {}
         self._reclaimed = reclaimed
@@ -116,7 +116,7 @@ class Stalls:
 
     @property
     def patience_ns(self) -> int:
-        """How long other ranks may wait for this one before it counts as a stall."""
+        """How long other ranks may wait for this one before that counts as a stall."""
         return min(self.own_ns, UNKNOWN_FACTOR * self._least_ns) if self.outside else self.own_ns
 
     @property
@@ -130,13 +130,14 @@ class Stalls:
             self._reclaimed.add(Activity.STALLED, self.last_ns, at_ns)
             self.since_ns = 0
         silent_ns = at_ns - self.last_ns
-        waited = self._doing is StallContext.TRAINING and self.others_ns > self.own_ns
-        if silent_ns > self._longest_ns.get(self._doing, 0) and not waited:
+        # A wait for another rank, such as one that saves a checkpoint, says nothing about pauses of this one.
+        may_wait = self._doing is StallContext.TRAINING and self.others_ns > self.own_ns
+        if silent_ns > self._longest_ns.get(self._doing, 0) and not may_wait:
             self._longest_ns[self._doing] = silent_ns
         self.last_ns = max(self.last_ns, at_ns)
 
     def check(self, now_ns: int, median_step_ns: int, *, doing: StallContext = StallContext.TRAINING) -> bool:
-        """Returns whether a stall has just begun. The median is 0 if unknown."""
+        """Returns whether a stall has just been detected. ``median_step_ns`` is 0 if unknown."""
         self._doing = doing
         self.own_ns = self._patience_ns(median_step_ns)
         self.quiet_ns = 0 if self.outside else max(0, now_ns - self.last_ns)
@@ -155,7 +156,7 @@ class Stalls:
         if self.outside:
             return OUTSIDE_NS
         if self._doing is StallContext.TRAINING:
-            if not median_step_ns:  # few steps: the next ones may take, and compile, as long as the first
+            if not median_step_ns:  # few steps: the next ones may compile, and take as long as the first
                 longest_ns = max(longest_ns, self._longest_ns.get(StallContext.START, 0))
             wanted_ns = max(least_ns, MEDIAN_STEPS * median_step_ns, PAUSE_FACTOR * longest_ns)
             return min(wanted_ns, max(at_most_ns, LONG_STEPS * median_step_ns))
@@ -177,60 +178,60 @@ class EvalPass(NamedTuple):
 class EvalPasses:
     """Groups the evaluation steps of each thread into passes.
 
-    A pass ends when another phase or loader follows, or time in no step: there is none between two batches of a pass.
-    But the last step of a pass that looks ahead comes after its end, and requests no batch.
+    A pass ends when a step of another phase or loader follows, or a gap in time: steps of a pass have no gaps between them.
+    But a gap before a step that requested no batch does not end it: a loop that prefetches runs its last step after its end.
     """
 
     def __init__(self) -> None:
         self.durations = Histograms()
         self.loaders: dict[str, int] = {}
-        """By name, its series of ``durations``."""
+        """Series of ``durations``, by loader name."""
         self._open: dict[str, EvalPass] = {}
-        """By thread."""
+        """The running pass, by thread."""
 
     def feed(
         self, steps: StepRows, names: SeriesNames, thread: str = "", *, gaps: bool = False
     ) -> list[EvalPass]:
-        """Returns the passes that newly closed steps of a thread end; ``gaps``: so does time before a step without a request."""
-        # A partial step is known at the end of the run, before the last batch of an evaluation, and ended long before.
+        """Returns the passes that newly closed steps of a thread end; ``gaps``: a gap before a step without a request ends one."""
+        # A partial training step is left out: it ended long before, but arrives only now, at the end of the run.
         known = (steps.phase != TRAIN) | (steps.counted > 0)
         steps = StepRows(*(column[known] for column in steps))
         if not len(steps.phase):
             return []
-        over = []
+        ended = []
         loaders = names.loader(steps.loader)
         change = (np.diff(steps.phase, prepend=-1) != 0) | (np.diff(loaders, prepend=-1) != 0)
-        asks = (steps.wait_ns > 0) | (steps.loader < 0) | gaps
-        change[1:] |= (steps.started_ns[1:] > steps.ended_ns[:-1]) & asks[1:]
-        # The iterator of a pass may have been made, as a part of its first step, long before.
+        gap_counts = (steps.wait_ns > 0) | (steps.loader < 0) | gaps
+        change[1:] |= (steps.started_ns[1:] > steps.ended_ns[:-1]) & gap_counts[1:]
+        # Not ``started_ns``: the iterator of a pass is part of its first step, and may be created long before.
         starts_ns = steps.ended_ns - steps.duration_ns
         starts = np.flatnonzero(change)
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(change)], strict=True):
             phase, loader = int(steps.phase[start]), names.loaders.names[loaders[start]]
             begun_ns, ended_ns = int(starts_ns[start]), int(steps.ended_ns[stop - 1])
-            before, batches = self._open.get(thread), stop - start
-            same = before and before[:2] == (PHASES[phase], loader)
-            if before and same and not (asks[start] and steps.started_ns[start] > before.ended_ns):
-                begun_ns, batches = before.started_ns, before.batches + batches
+            running, batches = self._open.get(thread), stop - start
+            same = running and running[:2] == (PHASES[phase], loader)
+            if running and same and not (gap_counts[start] and steps.started_ns[start] > running.ended_ns):
+                begun_ns, batches = running.started_ns, running.batches + batches
             else:
-                over += self.close(thread)
+                ended += self.close(thread)
             if phase != TRAIN:
                 self._open[thread] = EvalPass(PHASES[phase], loader, begun_ns, ended_ns, batches)
-        return over
+        return ended
 
     def close(self, thread: str | None = None) -> list[EvalPass]:
-        """Ends the open pass of a thread, or of every one, if there is one."""
+        """Ends the running pass of a thread, if it has one; None: of every thread."""
         threads = list(self._open) if thread is None else [thread]
-        over = [self._open.pop(each) for each in threads if each in self._open]
-        for done in over:
-            number = self.loaders.setdefault(done.loader, len(self.loaders))
+        ended = [self._open.pop(each) for each in threads if each in self._open]
+        for each_pass in ended:
+            number = self.loaders.setdefault(each_pass.loader, len(self.loaders))
             self.durations.grow(len(self.loaders))
-            self.durations.add([number], [done.ended_ns - done.started_ns])
-        return over
+            self.durations.add([number], [each_pass.ended_ns - each_pass.started_ns])
+        return ended
 
 
 RECENT = 8
-"""Captures listed in the summary."""
+"""Most captures that the summary lists."""
 
 
 class CaptureTotals:
@@ -243,7 +244,7 @@ class CaptureTotals:
         self.bytes = 0
         self.recent: deque[Capture] = deque(maxlen=RECENT)
         self.newest: Capture | None = None
-        """The last one with a file."""
+        """The last capture that wrote a trace file."""
 
     def add(self, capture: Capture) -> None:
         """Counts a finished capture."""

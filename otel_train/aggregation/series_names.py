@@ -1,4 +1,4 @@
-"""Maps source numbers to the stage, loader and model that their time is published under."""
+"""Maps source numbers to the names of stage, loader and model under which their time is published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_train.catalog import OTHER_VALUE, PHASES, STAGES
 from otel_train.recording.events import Instrumented, SourceKind
 
 CHECKPOINT = "checkpoint"
-_STAGES, _LOADERS, _MODELS = 48, 96, 24
+_STAGES, _LOADERS, _MODELS = 48, 96, 24  # most names, ``_OTHER`` included; all combinations take 2 MB
 _PHASES = len(PHASES) + 1
 
 
@@ -65,13 +65,13 @@ class SeriesNames:
         return loader
 
     def series(self, owner: np.ndarray, loader: np.ndarray, phase: np.ndarray) -> np.ndarray:
-        """Returns the series number of each (owner, loader of the batch, phase). Owner -1 is ``other``.
+        """Returns the series number of each (source ``owner``, loader of the batch, phase). Owner -1 is stage ``other``.
 
-        Stage ``data`` belongs to the requested loader, whatever the batch.
+        Time of stage ``data`` belongs to the loader that was called, whatever loader the batch is of.
         """
-        asked = self._loader_of[owner]
-        batch = np.where(asked > 0, asked, self._loader_of[loader])
-        flat = ((self._stage_of[owner] * _LOADERS + batch) * _PHASES + phase) * _MODELS
+        called = self._loader_of[owner]
+        label = np.where(called > 0, called, self._loader_of[loader])
+        flat = ((self._stage_of[owner] * _LOADERS + label) * _PHASES + phase) * _MODELS
         flat = flat + self._model_of[owner]
         series: np.ndarray = self._series[flat]
         if series.min(initial=0) < 0:
@@ -90,7 +90,7 @@ class SeriesNames:
 
 
 class _NameTable:
-    """Names in order of arrival; the last number is ``_OTHER``."""
+    """Numbers for at most ``bound`` names, in order of arrival; further names have the last number, ``_OTHER``."""
 
     def __init__(self, names: Sequence[str], bound: int) -> None:
         self.names = list(names)
@@ -98,7 +98,7 @@ class _NameTable:
         self._bound = bound
 
     def published(self, name: str) -> str:
-        """Returns the name that ``name`` has in series: its own, or that of all beyond the bound."""
+        """Returns the name under which ``name`` is published: itself, or ``_OTHER`` if it is beyond the bound."""
         full = len(self.names) == self._bound
         return OTHER_VALUE if full and name not in self._numbers else name
 
