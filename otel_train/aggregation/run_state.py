@@ -45,28 +45,28 @@ _EVENTS_PER_YIELD = 32
 """Events processed between two yields of the GIL: about 0.2 ms."""
 
 SLICE_EDGES = 8192
-"""Events read at once."""
+"""Most events of a ring that are read at once."""
 
-_NUMBER = re.compile(r"(?<=^Thread)-\d+")
+_NUMBER = re.compile(r"(?<=^Thread)-\d+")  # as in ``Thread-7 (fetch)``, the name that Python gives by default
 
 _LAST_OF_A_LOOP = (Op.STOP, Op.EPOCH_END, Op.PASS_END)
 
 MOST_BACKWARDS = 4096
-"""Backwards of one step that are counted."""
+"""Most backward passes of one step that are counted."""
 
 REMEMBERED_STEPS = 8192
-"""Steps whose time is kept."""
+"""Most recent steps whose end and number are kept, for ``RecentSteps.at``."""
 
 
 class StepPosition(NamedTuple):
-    """Position of a thread within its step, as of the last look.
+    """Position of a thread within its step, by the events that have been read.
 
     Attributes:
         stage: the innermost open stage, or ``other``.
         loader: the loader it waits for, or "".
-        after: built-in stage that ended last in this step; "" if none has; ``UNKNOWN``.
+        after: built-in stage that ended last in this step, or ``UNKNOWN``; "" if none has.
         within: the innermost open built-in stage, or "".
-        backwards: how many have ended in this step.
+        backwards: backward passes that have ended in this step.
     """
 
     stage: str = "other"
@@ -77,11 +77,11 @@ class StepPosition(NamedTuple):
 
 
 UNKNOWN = "unknown"
-"""What ended last has no place in a step: a loader had no further batch."""
+"""Value of ``StepPosition.after`` if a loader had no further batch: such an end has no fixed place in a step."""
 
 
 class StageEnds:
-    """Ends of the built-in stages of a thread, as far as they may lie in its open step."""
+    """The last end of a built-in stage, and the recent ends of backward passes, of a thread."""
 
     def __init__(self) -> None:
         self._last_ns, self._last = -1, ""
@@ -89,7 +89,7 @@ class StageEnds:
 
     def add(self, times: np.ndarray, codes: np.ndarray, sources: Sequence[Instrumented]) -> None:
         """Takes the next events."""
-        # In the order of the table, and one more row for sources that are not in it.
+        # By source number; the last entry is for numbers that are not in ``sources``.
         stages = [*(source.stage for source in sources), ""]
         ops, numbers = codes & OP_MASK, np.minimum((codes >> SOURCE_SHIFT) & SOURCE_MASK, len(sources))
         built_in = np.array([stage in STAGES for stage in stages])
@@ -102,7 +102,7 @@ class StageEnds:
             self._backwards.extend(times[ends[backward[numbers[ends]]]].tolist())
 
     def since(self, step_ended_ns: int) -> tuple[str, int]:
-        """Returns which stage ended last in the step after that instant, and how many backwards have."""
+        """Returns the built-in stage that ended last after that instant ("" for none), and how many backward passes did."""
         while self._backwards and self._backwards[0] <= step_ended_ns:
             self._backwards.popleft()
         return self._last if self._last_ns > step_ended_ns else "", len(self._backwards)
@@ -134,12 +134,12 @@ class ThreadState:
 
     Attributes:
         label: distinguishes its traces from those of the leading thread.
-        follows: the leading thread that had ended when this one began; this one's time begins there.
+        follows: the leading thread that had ended when this one began; the time of this one begins at that end.
         step_ended_ns: when its last training step ended.
         steps_ended: training steps that have ended.
         open_step: calls of the open step, in case the step is sampled.
-        in_rows: its time is in the rows of phases.
-        activity_ns: by ``Activity``: time of the run, if it had led from its beginning.
+        in_rows: whether its time is in the rows of phases.
+        activity_ns: the run's time by ``Activity``, if this thread had been the leading one since it began.
     """
 
     name: str
@@ -170,7 +170,7 @@ class ThreadState:
         return self.over or (self.last_code & OP_MASK in _LAST_OF_A_LOOP and not self.account.open)
 
     def works_since(self, at_ns: int) -> bool:
-        """Returns whether it is in a stage, or has been since then."""
+        """Returns whether it is in a stage, or has written an event since then."""
         return bool(self.account.open) or self.last_ns > at_ns
 
     def number(self, manual: np.ndarray) -> np.ndarray:
@@ -184,7 +184,7 @@ class ThreadState:
         return numbers
 
     def position(self, sources: Sequence[Instrumented]) -> StepPosition:
-        """Returns its position; ``sources`` are all known sources."""
+        """Returns the position of the thread in its step; ``sources`` are all known sources."""
         after, backwards = self.ends.since(self.step_ended_ns)
         if not self.account.open:
             return StepPosition(after=after, backwards=backwards)
@@ -233,11 +233,11 @@ class RunState:
         self.closed = False
         self.training_threads = 0
         self.leading: ThreadState | None = None  # the training thread, once it is known
-        self.down_s: float | None = None  # seconds that the run stood still before this start
+        self.down_s: float | None = None  # seconds between the previous attempt and this one
         self._threads: dict[int, ThreadState] = {}
-        self._computed = False  # a thread that has ended ran the forwards of steps
-        self._source_before = StepSource.UNDECIDED  # of leading threads that have ended
-        self._last_reader = ""  # thread that only read a loader and has ended
+        self._computed = False  # whether a thread that has ended ran the forwards of steps
+        self._source_before = StepSource.UNDECIDED  # of the leading threads that have ended
+        self._last_reader = ""  # name of the last thread that only read a loader and has ended
         self._threads_seen, self._closed_ns, self._last_step, self._looked_ns = 0, 0, 0, 0
         self.recent, self._beside = RecentSteps(), WorkBeside()
         self.on_closed_steps: (
@@ -251,17 +251,17 @@ class RunState:
         return self._anchor.unix(clock_ns)
 
     def began_unix(self, said_ns: int) -> int:
-        """Returns when the run began, of which ``said_ns`` was said then; where the clock was set back, by its time of now.
+        """Returns the Unix time in nanoseconds when the run began: ``said_ns``, which was read from the system clock then.
 
-        So nothing ends before it began.
+        If that clock has been set back since, it is the earlier time by the present clock, so that nothing ends before it began.
         """
         return min(said_ns, self.unix(self.started_ns))
 
     def follow_system_clock(self) -> None:
-        """Takes over the time of the system clock where it was set, or the machine slept."""
+        """Renews the mapping to Unix time after the system clock was set, or the machine was suspended."""
         self._anchor = self._anchor.renewed(system_clock())
 
-    # -- taking edges in ---------------------------------------------------------------------------
+    # -- input -------------------------------------------------------------------------------------
 
     def learn(self, sources: Sequence[Instrumented]) -> None:
         """Adds new sources."""
@@ -275,7 +275,7 @@ class RunState:
         if mine is None:
             mine = self._threads[thread] = self._new_thread(name, int(times[0]), main=main)
             mine.key = thread
-        # A stall ends with the first edge, not with the last of its slice.
+        # A stall ends with the first event of the slice, not with the last.
         self.stalls.progress(int(times[0]))
         release = self._release_gil
         size = len(times) if release is None else _EVENTS_PER_YIELD
@@ -287,14 +287,14 @@ class RunState:
         mine.ends.add(times, codes, self.names.sources)
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
-        # Else ``check_stalls`` does, when the other threads are known.
+        # Otherwise ``check_stalls`` takes its steps, after the events of all threads have been read.
         if (self.leading is not None or mine.works or not main) and not self._is_part(mine):
             self._take(mine, mine.account.take())
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
         """Adds compilations."""
-        for again in self.compiles.add(compiles):
-            self.spans.event(RECOMPILE_EVENT.name, again.ended_ns, {STEP_NUMBER.name: self.step_number})
+        for recompile in self.compiles.add(compiles):
+            self.spans.event(RECOMPILE_EVENT.name, recompile.ended_ns, {STEP_NUMBER.name: self.step_number})
 
     def captured(self, capture: Capture) -> None:
         """Adds a finished capture."""
@@ -303,11 +303,11 @@ class RunState:
 
     def killed(self, cause: str) -> None:
         """Records that the process was killed; ``cause``: a signal's name, ``exit code <n>``, or what is known."""
-        doing = self.open_stages()
+        stages = self.open_stages()
         attributes: dict[str, AttributeValue] = {
             STEP_NUMBER.name: self._last_step,
             RUN_END_CAUSE.name: cause,
-            SPAN_STAGE.name: doing[-1] if doing else "other",
+            SPAN_STAGE.name: stages[-1] if stages else "other",
         }
         self.spans.event(RUN_KILLED_EVENT.name, self.final_ns, attributes)
         self.spans.end(self.final_ns, self.step_number, error=cause)
@@ -326,7 +326,7 @@ class RunState:
 
     def check_stalls(self, now_ns: int, behind: Collection[int] = ()) -> None:
         """Detects stalls while they last, and accounts time that belongs to no batch. Threads ``behind`` have unread events."""
-        # While another thread works, the time of the leading one is known as far as that one's is.
+        # While other threads work, time of the leading one is accounted only up to where theirs is final.
         working = [each.account.final_ns for each in self._others if each.works_since(self._looked_ns)]
         until_ns, self._looked_ns = min([now_ns, *working]), now_ns
         for key, each in list(self._threads.items()):
@@ -351,7 +351,7 @@ class RunState:
         for thread in threads:
             thread.account.release_all()
             self._take(thread, thread.account.take())
-        self._last_step = self.step_number  # the end closes a step that has its update
+        self._last_step = self.step_number  # before the end closes the open step, if that has an update
         for thread in threads:
             self._take(thread, thread.account.close(at_ns))
         if self.leading is None:  # without training all time is initialisation
@@ -366,7 +366,7 @@ class RunState:
             self.spans.evaluation(over, self.step_number)
         self.closed = True
 
-    # -- its state ----------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------
 
     @property
     def step_number(self) -> int:
@@ -374,13 +374,13 @@ class RunState:
         return self.leading.next_number if self.leading else 0
 
     def steps_ended(self) -> tuple[int, int]:
-        """Returns how many training steps of the leading thread have ended, and when the last of them did; zeros while none has."""
+        """Returns how many training steps of the leading thread have ended, and when the last one did; two zeros if none has."""
         leading = self.leading
         return (leading.steps_ended, leading.step_ended_ns) if leading and leading.steps_ended else (0, 0)
 
     @property
     def step_source(self) -> StepSource:
-        """What the leading thread's steps are counted by, or those of the ones that have ended if it has none."""
+        """What steps are counted by: those of the leading thread, or of earlier leading threads while it has none."""
         own = self.leading.account.source if self.leading else StepSource.UNDECIDED
         return self._source_before if own is StepSource.UNDECIDED else own
 
@@ -397,7 +397,7 @@ class RunState:
     def loader_threads(self) -> list[str]:
         """Names of threads that only read a loader. The training thread's wait for them is not measured.
 
-        Without the number that Python gives them: those of successive epochs are one.
+        They are without the number that Python adds, so that threads of successive epochs have one name.
         """
         names = [thread.name for thread in self._threads.values() if self._only_reads(thread)]
         if self._last_reader and not (names or (self.leading and self.leading.account.asks)):
@@ -405,7 +405,7 @@ class RunState:
         return list(dict.fromkeys(_NUMBER.sub("", name) for name in names))
 
     def open_stages(self) -> list[str]:
-        """Returns the names of the open stages of the leading thread at the last look, outermost first."""
+        """Returns the names of the open stages of the leading thread, by the events that have been read, outermost first."""
         if self.leading is None:
             return []
         return [self.names.sources[stage.source].stage for stage in self.leading.account.open]
@@ -431,21 +431,21 @@ class RunState:
             return "checkpointing"
         return "training" if self._phase == TRAIN else "evaluating"
 
-    # -- inside ------------------------------------------------------------------------------------
+    # -- threads and steps -------------------------------------------------------------------------
 
     @property
     def _accounted_ns(self) -> int:
-        """Until when the activities have all time: longer than the leading thread where another one led before it."""
+        """Up to when the activities have all time: later than that of the leading thread, if another led before and was ahead."""
         return self.started_ns + int(self.totals.activity_ns.sum())
 
     @property
     def _others(self) -> list[ThreadState]:
-        """Threads that have steps, or may have, and do not lead."""
+        """Threads that have, or may have, steps of their own, without the leading one."""
         threads = (each for each in self._threads.values() if each is not self.leading)
         return [each for each in threads if each.works and not self._is_part(each)]
 
     def _share_outside(self, now_ns: int) -> None:
-        """Gives other threads what is theirs of the time that the leading thread spends outside."""
+        """Counts the work of other threads in place of the time that the leading thread spends outside of batches."""
         if self.leading is not None:
             others_ns = min([now_ns, *(each.account.final_ns for each in self._others)])
             led_ns = self.leading.account.final_ns
@@ -465,7 +465,7 @@ class RunState:
         before = None
         if self.leading is not None and self.final_ns <= begun_ns:
             self._share_outside(self.started_ns)
-            self.totals.publish()  # whichever thread leads later, this time was before it began
+            self.totals.publish()  # kept, also if the new thread leads later: it was before that began
             before = self.leading if self.leading.over and self._accounted_ns <= begun_ns else None
         since_ns = self._accounted_ns if before else self.started_ns
         account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within, began=before is not None)
@@ -475,47 +475,48 @@ class RunState:
         return state
 
     def _lead(self, thread: ThreadState) -> None:
-        """Selects the first thread that trains; until one does, the first that evaluates, or the main thread.
+        """Makes ``thread`` the leading one, whose time is the run's time by activity, if it precedes the one so far.
 
-        When it has ended, the next one continues its time and numbers. Else a new one brings its own time.
+        That is the first thread that trains; until one does, the first that evaluates, or the main thread. A thread that began
+        after the leading one had ended continues its time and step numbers; any other brings its own.
         """
-        before = self.leading
-        if before is None:
+        leading = self.leading
+        if leading is None:
             leads = not self._only_reads(thread)
-        elif thread.follows is before:
+        elif thread.follows is leading:
             leads = thread.account.computes
         else:
-            leads = self._rank(thread) > self._rank(before)
-        if not leads or thread is before:
+            leads = self._rank(thread) > self._rank(leading)
+        if not leads or thread is leading:
             return
-        if before is not None and thread.follows is before:
+        if leading is not None and thread.follows is leading:
             self._source_before = self.step_source
-            thread.next_number += before.next_number
-            self.training_threads -= 1  # its time begins where that one's ended
+            thread.next_number += leading.next_number
+            self.training_threads -= 1  # the rows of the two do not overlap
             self.totals.publish()
         self.leading = thread
         self._beside.lead()
         self.totals.take_over(thread.activity_ns)
 
     def _only_reads(self, thread: ThreadState) -> bool:
-        """Returns whether a thread only reads. Of the one that called `instrument` that is known once another one computes."""
+        """Returns whether a thread only reads loaders. The one that called `instrument` may still compute, until another leads."""
         beside = not thread.main or (self.leading is not None and self.leading is not thread)
         return beside and not thread.works
 
     def _helps(self, thread: ThreadState) -> bool:
-        """Returns whether a thread only computes gradients or updates, or marks steps, of another thread's forwards."""
+        """Returns whether a thread only computes gradients or updates, or marks steps, for forwards of another thread."""
         others = self._threads.values()
         computed = self._computed or any(each.account.computes and not self._is_part(each) for each in others)
         return computed and self._is_part(thread)
 
     def _is_part(self, thread: ThreadState) -> bool:
-        """Returns whether it runs only a part of other threads' steps, as where it makes gradients of batches that one reads and applies."""
+        """Returns whether a thread runs only a part of others' steps, such as the backward of batches that another thread reads."""
         if thread.account.is_part or not thread.account.gives_gradients:
             return thread.account.is_part
         return any(each.account.takes_gradients for each in self._threads.values())
 
     def _rank(self, thread: ThreadState) -> int:
-        """Returns the precedence of a thread for the time of the run: reads a loader, evaluates or does part of a step, trains."""
+        """Returns the precedence of a thread as the leading one: 0 reads a loader, 1 evaluates or does part of a step, 2 trains."""
         return int(thread.works) + int(thread.account.trains and not self._is_part(thread))
 
     def _take(self, thread: ThreadState, closed: ClosedSteps) -> None:
@@ -525,7 +526,7 @@ class RunState:
             self.totals.add_beside(closed)
             self._take_endings(closed)
             return
-        if closed is NOTHING and thread.in_rows and not self._is_part(thread):  # since it was read
+        if closed is NOTHING and thread.in_rows and not self._is_part(thread):
             if thread.main:
                 self.device.add_calls(closed.occurrences, thread.account.final_ns)
             return
@@ -540,7 +541,7 @@ class RunState:
         if leading:
             self._reclaimed.forget(thread.account.final_ns)
             self._beside.add_outside(closed.apart.tolist())
-        if not (leading and thread.account.trains):  # then no other thread takes its place
+        if not (leading and thread.account.trains):  # a leading thread that trains stays the leading one
             self._beside.add(thread.label, closed)
         if thread.main:
             self.device.add_calls(closed.occurrences, thread.account.final_ns)

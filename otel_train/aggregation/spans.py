@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 REMEMBERED_STEPS = 512
-"""Durations in the rolling median."""
+"""Most recent step durations, of which the rolling median is taken."""
 
 ENOUGH_STEPS = 20
-"""Steps before the median is used."""
+"""Least number of steps for a rolling median."""
 
 DEVIATIONS = 5.0
 """A slow step also exceeds the median by this many median absolute deviations, so that in a noisy run not every step is slow."""
 
 BASELINE_S = 30.0
-"""Seconds between baseline traces unless configured."""
+"""Intended seconds between baseline traces, if ``trace_every_steps`` is not set."""
 
 UNDECIDED = 1 << 62
-"""Steps between baselines while the step duration is unknown: more than a run has."""
+"""Steps between baseline traces while the step duration is unknown: more than a run has."""
 
 
 class SamplingRules(NamedTuple):
@@ -81,7 +81,7 @@ class SpanSampler:
 
     @property
     def every(self) -> int:
-        """Steps between baselines; 0 while undecided."""
+        """Steps between baseline traces; 0 while undecided."""
         every = self._every(self.median_ns)
         return 0 if every == UNDECIDED else every
 
@@ -107,7 +107,7 @@ class SpanSampler:
         self._seen += len(rows)
         chosen = []
         for place in np.flatnonzero(reasons != "").tolist():
-            free = reasons[place] == "profiler"  # bounded by the capture, whose span links to them
+            free = reasons[place] == "profiler"  # as many as the capture has: its span links to these steps
             if free or self._take(int(steps.ended_ns[rows[place]])):
                 chosen.append(SampledStep(int(rows[place]), int(numbers[place]), str(reasons[place]), median))
             else:
@@ -135,7 +135,7 @@ class SpanSampler:
         return reasons
 
     def _every(self, median: int) -> int:
-        """Returns a power of two, so that a rank with half the rate samples a subset of the same steps."""
+        """Returns the steps between baseline traces: unless configured a power of two, so that slower ranks sample a subset."""
         if self._rules.every_steps or self._agreed:
             return self._rules.every_steps or self._agreed
         if not median:
@@ -143,6 +143,7 @@ class SpanSampler:
         return int(1 << int(np.ceil(np.log2(max(1.0, BASELINE_S * NS_PER_S / median)))))
 
     def _take(self, now_ns: int) -> bool:
+        """Takes a token of the bucket; returns False if it is empty."""
         refill = max(0, now_ns - self._filled_ns) / NS_PER_S * self._rules.per_s
         self._tokens = min(float(self._rules.burst), self._tokens + refill)
         self._filled_ns = max(now_ns, self._filled_ns)
@@ -180,7 +181,7 @@ class Ids(NamedTuple):
 
 
 MOST_CHILDREN = 64
-"""Stage spans per step; of more, the first ones are kept."""
+"""Most stage spans per step: those of its first calls."""
 
 EXEMPLARS_PER_SERIES = 8
 
@@ -197,13 +198,13 @@ class SpanBuilder:
         device_ns: Callable[[int, int], int | None],
     ) -> None:
         self.exemplars: dict[str, dict[tuple[str, ...], deque[Exemplar]]] = {"stage": {}, "step": {}}
-        """By what was timed, and its labels."""
+        """By what was timed, and by its labels."""
         self._ids = ids
         self._unix = unix
         self._names = names
         self._device_ns = device_ns
         self._run = SpanLink(ids.trace("run"), ids.own("run"))
-        self._passes = 0
+        self._passes = 0  # spans so far in traces of their own, which their ids are hashed from
         self._spans: list[Span] = []
         self._events: list[Event] = []
 
@@ -218,22 +219,22 @@ class SpanBuilder:
         self._events.append(Event(name=name, time_unix_ns=self._unix(at_ns), attributes=attributes))
 
     def start(self, started_ns: int, ended_ns: int) -> None:
-        """Adds the root span of the run. It ends after milliseconds, so that a crash cannot lose it."""
+        """Adds the root span of the run. It covers only the start, some milliseconds, so that a crash cannot lose it."""
         attributes = {**self._of_run(), catalog.TRACE_CLASS.name: "run"}
         self._add(catalog.RUN_SPAN, self._run, (started_ns, ended_ns), attributes, links=())
 
     def end(self, at_ns: int, step: int, *, error: str = "") -> None:
         """Adds the end of the run; ``error``: the cause if it did not end normally."""
-        place = SpanLink(self._ids.trace("run end"), self._ids.own("run end"))
+        span_ids = SpanLink(self._ids.trace("run end"), self._ids.own("run end"))
         attributes = {**self._of_run(), catalog.STEP_NUMBER.name: step, catalog.TRACE_CLASS.name: "run"}
-        self._add(catalog.RUN_END_SPAN, place, (at_ns, at_ns), attributes, error=error)
+        self._add(catalog.RUN_END_SPAN, span_ids, (at_ns, at_ns), attributes, error=error)
 
     def step(
         self, closed: ClosedSteps, kept: SampledStep, before: Sequence[StageCalls], *, thread: str = ""
     ) -> None:
-        """Adds a sampled step, which closed in ``closed``, with its calls from ``before`` and exemplars that point to it.
+        """Adds the spans of a step sampled from ``closed``, calls that ended ``before`` included, and exemplars with their ids.
 
-        The first of its spans is the same on all ranks, and rank 0 sends it; below are the part of this rank, and the calls.
+        The root span has the same ids on all ranks, and rank 0 adds it. Its child is the step of this rank, with a child per call.
         """
         ids, steps, row = self._ids, closed.steps, kept.row
         what = ("step", kept.number, *([thread] if thread else []))
@@ -273,7 +274,7 @@ class SpanBuilder:
     def stall(
         self, within: tuple[int, int], step: int, stage: str, loader: str, *, suspect: int | None = None
     ) -> None:
-        """Adds a stall while it lasts: a run that never recovers can send nothing later.
+        """Adds a stall when it is detected, not when it ends: a run that never recovers could not export it later.
 
         ``suspect`` is the rank that all others wait for; None for a stall of this rank.
         """
@@ -368,9 +369,9 @@ class SpanBuilder:
         """Adds a span in a trace of its own."""
         self._passes += 1
         what = (kind.name, self._ids.rank, self._passes)
-        place = SpanLink(self._ids.trace(*what), self._ids.own(*what))
+        span_ids = SpanLink(self._ids.trace(*what), self._ids.own(*what))
         own = {**attributes, catalog.TRACE_CLASS.name: trace_class}
-        self._add(kind, place, within, own, links=(self._run, *links), error=error)
+        self._add(kind, span_ids, within, own, links=(self._run, *links), error=error)
 
     def _add(  # noqa: PLR0913  # as a span has
         self, kind: catalog.SpanType, place: SpanLink, within: tuple[int, int], attributes: Mapping[str, AttributeValue],
@@ -399,7 +400,7 @@ class SpanBuilder:
 
 
 def _calls_of(ended: StageCalls, row: int, before: Sequence[StageCalls]) -> list[tuple[int, ...]]:
-    """Returns the first calls of the step in that row: what of it ended before, and its part of ``ended``."""
+    """Returns the first calls of the step in ``row``: those that ended in ``before``, then those in ``ended``."""
     inside = np.flatnonzero(ended.step == row)[:MOST_CHILDREN]
     parts = [*before, StageCalls(*(column[inside] for column in ended))]
     calls = [call for part in parts for call in zip(*(column.tolist() for column in part), strict=True)]
