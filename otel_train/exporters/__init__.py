@@ -18,11 +18,11 @@ class Exporter(Protocol):
         """Takes one batch; never waits for a network."""
 
     def close(self, timeout_s: float) -> None:
-        """Flushes what can be flushed and gives everything back, in at most ``timeout_s`` seconds."""
+        """Flushes, and releases threads, files and sockets, in at most ``timeout_s`` seconds."""
 
 
 class ExportRoute(NamedTuple):
-    """An exporter, the guard that contains its faults, and the least seconds between two of its snapshots."""
+    """An exporter, the guard that contains its faults, and the shortest time between two of its snapshots."""
 
     exporter: Exporter
     guard: Guard

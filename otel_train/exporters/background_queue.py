@@ -21,10 +21,10 @@ _log = logging.getLogger("otel_train")
 
 
 class BackgroundQueue(Generic[T]):
-    """Passes items to a function in order, on a thread that starts with the first item.
+    """Calls ``write`` with each item in order, on a thread that starts with the first item.
 
-    ``write`` may take long and may raise; after three faults ``guard`` is off. ``close`` is called after the last item, on
-    the same thread. At most ``most`` items wait; the others are dropped and counted.
+    ``write`` may take long and may raise; after three faults ``guard`` switches it off. ``close`` is called after the last
+    item, on the same thread. At most ``most`` items wait; further ones are dropped and counted.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BackgroundQueue(Generic[T]):
         self._over = False
 
     def hand(self, item: T) -> None:
-        """Adds an item. Never waits: an item for a full queue is dropped, and counted."""
+        """Adds an item. Never waits: if the queue is full, the item is dropped and counted."""
         if self.guard.closed or self._over:
             return
         if self._thread is None:
@@ -52,7 +52,7 @@ class BackgroundQueue(Generic[T]):
             self._drop(1)
 
     def emptied(self, timeout_s: float) -> bool:
-        """Waits until what was handed over is written, in at most ``timeout_s`` seconds. Returns whether it is."""
+        """Waits until all items are written, at most ``timeout_s`` seconds. Returns whether they are, or never will be."""
         waiting = self._waiting
         with waiting.all_tasks_done:
             return waiting.all_tasks_done.wait_for(
@@ -63,11 +63,11 @@ class BackgroundQueue(Generic[T]):
         """Accepts no further items."""
         if self._thread is not None and not self._over:
             self._over = True
-            with suppress(queue.Full):  # it hangs, and is not waited for
+            with suppress(queue.Full):  # a full queue: ``write`` is taken to hang
                 self._waiting.put_nowait(None)
 
     def close(self, timeout_s: float) -> None:
-        """Calls ``end``, and waits for what has been handed over, in at most ``timeout_s`` seconds."""
+        """Calls ``end``, and waits for the thread, at most ``timeout_s`` seconds; counts the items left then as dropped."""
         self.end()
         if self._thread is None:
             return
@@ -88,24 +88,24 @@ class BackgroundQueue(Generic[T]):
             with self.guard:
                 self._write(*item)
             self._waiting.task_done()
-        with self._waiting.all_tasks_done:  # `emptied` waits no longer for what is dropped
+        with self._waiting.all_tasks_done:  # wakes ``emptied``: items that are left will not be written
             self._waiting.all_tasks_done.notify_all()
         with self.guard:
             self._close()
 
 
 PATIENCE_S: Final = 0.25
-"""Longest wait for a write. After a timeout the next writes are not waited for, until the queue is empty."""
+"""Longest wait of ``DiskQueue.do``. After a timeout the next calls do not wait, until the queue is empty."""
 
 _MOST = 512
-"""Writes that may wait for a disk that hangs; what comes then is dropped and counted."""
+"""Most operations that wait for a disk that hangs; further ones are dropped and counted."""
 
 
 class DiskQueue:
     """Runs disk operations in order on a thread.
 
-    While the disk answers, ``do`` returns when it is done: a reader finds it. ``hangs``: something has taken longer than
-    ``PATIENCE_S``, and is not done yet.
+    ``do`` returns when the operation is done, so that a reader finds its result, unless the disk ``hangs``: an operation has
+    taken longer than ``PATIENCE_S``, and is not done yet.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class DiskQueue:
         return self._queue.dropped
 
     def do(self, guard: Guard, write: Callable[[], object]) -> None:
-        """Has something written; ``guard`` contains its faults."""
+        """Runs an operation on the thread, and waits for it as above; ``guard`` contains its faults."""
 
         def guarded() -> None:
             if not guard.closed:
@@ -142,10 +142,10 @@ class DiskQueue:
             self.do(guard, write)
 
     def written(self, timeout_s: float) -> bool:
-        """Waits for everything, in at most ``timeout_s`` seconds. Returns whether it is done."""
+        """Waits for all operations, at most ``timeout_s`` seconds. Returns whether they are done."""
         self.hangs = not self._queue.emptied(timeout_s)
         return not self.hangs
 
     def close(self, timeout_s: float) -> None:
-        """Accepts nothing further and waits up to ``timeout_s`` seconds for the thread."""
+        """Accepts no further operations, and waits up to ``timeout_s`` seconds for the thread."""
         self._queue.close(timeout_s)

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 PROVIDED_EVERY_S = 5.0
-"""Readers of the program's own collect when they please, and get values that are not older than this."""
+"""Longest time between two snapshots for the program's own meter provider, whose readers collect at any time."""
 
 LOSSES = ("queue_full", "shutdown", "export_failed", "rejected")
-"""Why records do not arrive; counted from 0, for a counter that is born at 1 raises no alert.
+"""Reasons of losses that are exported from the start, with 0: a counter that first appears with 1 shows no increase to an alert.
 
-A snapshot that cannot be written as a request (``serialization``) is followed by others.
+Not ``serialization``, for a request that cannot be encoded: the next snapshot has the same counters.
 """
 
 _log = logging.getLogger("otel_train")
@@ -71,7 +71,7 @@ class ExportManager:
         known = directory.run_id  # "" where the telemetry of an ended process is finished
         self.info = info.placed(known, directory.training, directory.attempt) if known else info
         self.origins = origins
-        # What the environment or a file gives and is not honoured.
+        # Settings from the environment or a file that are wrong, and not used.
         self.ignored = list(origins.ignored) if isinstance(origins, Origins) else []
         self._ignore(*wrong_resource(environ))
         self._config = config
@@ -79,7 +79,7 @@ class ExportManager:
         self._directory = directory
         self.disk = DiskQueue()  # writes everything once the run directory is open
         self._summary_guard = Guard("summary")
-        # The page that is printed on, and what prints; None for standard error.
+        # The layout of the training process's terminal, and a function that prints there; None for standard error.
         self.terminal: tuple[TextLayout, Callable[[str], object]] | None = None
         self._routes: list[ExportRoute] = []
         self._otlp: OtlpExporter | None = None
@@ -91,7 +91,7 @@ class ExportManager:
         cls, config: Config, info: RunInfo, environ: Mapping[str, str],
         *, origins: Mapping[str, str], shared: SharedExporters, again: bool = False,
     ) -> ExportManager:  # fmt: skip
-        """Opens the run directory, or goes on in the one that an agent before this one has opened; nothing else yet."""
+        """Opens the run directory, or with ``again`` the one that an agent before this one opened; no exporters yet."""
         if again:
             directory = RunDirectory.again(
                 Path(config.run_dir) / folder_name(info.run_id), info.rank, attempt=info.attempt,
@@ -109,7 +109,7 @@ class ExportManager:
 
     @property
     def flight_path(self) -> Path | None:
-        """Where the flight file belongs; None for plain memory."""
+        """Path of the flight file; None if there is to be none."""
         return self._directory.flight_path if self._config.flight_recorder and self.rank_folder else None
 
     @property
@@ -118,7 +118,7 @@ class ExportManager:
         return self._directory.path if self._directory.writable else None
 
     def down_s(self, started_unix_ns: int) -> float | None:
-        """Returns the seconds that the run stood still before this start of it; None if that is not known."""
+        """Returns the seconds between the previous attempt of the run and this one; None if that is not known."""
         rank = self.rank_folder
         return down_s(rank, self._directory.previous_attempt, started_unix_ns) if rank else None
 
@@ -143,9 +143,9 @@ class ExportManager:
         """Opens the exporters; for ``snapshot`` see ``PrometheusExporter``. ConfigError if an argument of the program is wrong."""
         every = profile.interval_s(self._config.export_interval_s)
         self._routes, self._profile, lines = routes, profile, OtlpLines(resource)
-        settings = None
+        settings = None  # read first: wrong variables are reported before a port is opened
         wish = self._config.otlp
-        if wish != "off" and (profile.metrics or profile.spans):  # refused before anything listens
+        if wish != "off" and (profile.metrics or profile.spans):
             settings = OtlpSettings.read(
                 self._environ, wanted=wish == "on",
                 on_wrong=lambda *wrong: self._ignore(IgnoredSetting(wrong[0], ENVIRONMENT, *wrong[1:])),
@@ -166,7 +166,7 @@ class ExportManager:
                 self._add(self._otlp, Guard("OTLP export"), every, self.disk)
         self._directory.describe(lines)
         self._add(self._directory, Guard("run directory"), every, self.disk)
-        # After ours, which close first: theirs close meanwhile, on threads of their own.
+        # Last, because exporters close in this order: plugins close on their own threads, while OTLP still sends.
         for plugin in self._plugins:
             self._add(plugin, plugin.guard, every)
 
@@ -175,7 +175,7 @@ class ExportManager:
         self._routes.append(ExportRoute(filtered, guard, every_s))
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
-        """Calls ``do`` with the value of a setting; with its default if that fails and the program does not wait for us."""
+        """Calls ``do`` with a setting, or with its default if the value is refused; raises if the program set it and waits."""
         try:
             return do(getattr(self._config, name))
         except ConfigError as error:
@@ -189,7 +189,7 @@ class ExportManager:
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether ``instrument()`` waits for what is opened here, and raises: the agent is a thread of the program."""
+        """Whether ``instrument()`` waits for this, and can raise: the agent is a thread of the training process."""
         return self.info.pid == os.getpid()
 
     def _ignore(self, *ignored: IgnoredSetting) -> None:
@@ -219,7 +219,7 @@ class ExportManager:
         return lost
 
     def lost(self) -> Mapping[str, int]:
-        """Returns what exporters of other packages, or the disk, did not take, by part."""
+        """Returns the number of batches and writes that plugins or the disk did not take, by component."""
         plugins = {one.guard.part: one.dropped for one in self._plugins}
         return {**plugins, "run directory": self.disk.dropped + self._directory.faults}
 
@@ -230,9 +230,9 @@ class ExportManager:
         write(self._summary_guard, lambda: self._directory.write_summary(text))
 
     def print_summary(self, summary: Mapping[str, Any]) -> None:
-        """Prints the run summary on standard error, on rank 0: what the program prints itself stays as it is."""
+        """Prints the run summary on standard error, on rank 0: standard output is left to the program."""
         if (otlp := self._otlp) is not None:
-            # What waits is not counted: the disk may hang, and some of it may be delivered until the end.
+            # Waiting requests are not counted: the disk may hang, and some may still be delivered before the end.
             waiting = None if otlp.failing else 0
             run = str(self.run_directory) if self.run_directory is not None else None
             left = {"waiting": waiting, "rejected": otlp.rejected, "unsaved": otlp.unsaved, "run": run}
@@ -240,7 +240,7 @@ class ExportManager:
         self._show(lambda page: render_run_summary(page, summary))
 
     def print_progress(self, summary: Mapping[str, Any], windows: Iterable[StepWindow]) -> None:
-        """Shows one line there for each window of steps."""
+        """Prints one line per window of steps, in the same place."""
         self._show(lambda page: "".join(progress_line(page, window, summary) for window in windows))
 
     def _show(self, render: Callable[[TextLayout], str]) -> None:
@@ -257,7 +257,7 @@ class ExportManager:
         """Closes the run directory and ``/metrics``; only sending continues."""
         closed = ("/metrics", "run directory")
         self._routes = [route for route in self._routes if route.guard.part not in closed]
-        if (prometheus := self._prometheus) is not None:  # it takes a file away
+        if (prometheus := self._prometheus) is not None:  # on the disk thread, because it removes a file
             self.disk.do(Guard("/metrics"), lambda: prometheus.close(0.05))
         self.disk.do(Guard("run directory"), self._directory.close)
 
@@ -296,7 +296,7 @@ class ExportManager:
             is_default = self._config.prometheus_address == Config().prometheus_address
             if by_program and not is_default and self._is_awaited:
                 raise
-            raise OSError(str(error).rstrip(".")) from error  # the program has not asked for this address
+            raise OSError(str(error).rstrip(".")) from error  # not an argument of the program: no ConfigError
         if self.rank_folder is not None:
             try:
                 exporter.write_target(self.rank_folder)
@@ -307,7 +307,7 @@ class ExportManager:
 
 @contextmanager
 def _or_without(part: str) -> Iterator[None]:
-    """Goes on without what the block opens where no thread or descriptor is left."""
+    """Logs that the block could not open a socket, file or thread, and continues without it."""
     try:
         yield
     except (OSError, RuntimeError, MemoryError) as error:
@@ -327,7 +327,7 @@ def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> 
 
 
 class ProfileFilter:
-    """Lets through to an exporter what a rank exports under its profile; events always pass. ``disk``: on its thread."""
+    """Passes to an exporter what a rank exports by its export profile, and all events. ``disk``: runs the exporter, if given."""
 
     def __init__(
         self, exporter: Exporter, profile: Profile, guard: Guard, disk: DiskQueue | None = None
@@ -338,7 +338,7 @@ class ProfileFilter:
         self._disk = disk
 
     def export(self, batch: ExportBatch) -> None:
-        """Pass on what remains, if anything."""
+        """Exports what the profile leaves of a batch, if anything."""
         snapshot = batch.snapshot if self._profile.metrics else None
         spans = batch.spans if self._profile.spans else ()
         if not (snapshot or spans or batch.events or batch.final):
@@ -350,7 +350,7 @@ class ProfileFilter:
             self._disk.do(self._guard, lambda: self._exporter.export(batch))
 
     def close(self, timeout_s: float) -> None:
-        """Closes the exporter once everything is written. On a disk that hangs it stays open."""
+        """Closes the exporter once everything is written. If the disk hangs, it stays open."""
         until_s = time.monotonic() + timeout_s
         if self._disk is None or self._disk.written(timeout_s):
             self._exporter.close(max(0.05, until_s - time.monotonic()))

@@ -25,11 +25,11 @@ PROMOTED: Final = (
     *("service.name", "service.namespace", "deployment.environment.name"),
     *("host.name", "train.run.id", "train.rank", "train.collector"),
 )
-"""Attributes of a resource that are labels: ``promote_resource_attributes`` of prometheus.yml."""
+"""Resource attributes that become labels of every series: ``promote_resource_attributes`` of prometheus.yml."""
 
 _TIME: Final = re.compile(rb'"timeUnixNano":"([0-9]{1,20})"')
 _EXACT_SCALE: Final = 2
-"""Of exponential histograms: buckets have a ratio of 2^(1/4), 1.19."""
+"""Scale of the written buckets, as of OpenTelemetry's exponential histograms: their bounds have a ratio of 2^(1/4), 1.19."""
 
 _NS_PER_MS: Final = 1_000_000
 
@@ -37,7 +37,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class MetricPoint(NamedTuple):
-    """One data point: its lines, with the family and kind in OpenMetrics' words; labels are without ``le``."""
+    """One data point: its lines in OpenMetrics, its metric family and type there, and its labels without ``le``."""
 
     family: str
     kind: str
@@ -65,7 +65,7 @@ def time_ms_of(line: bytes) -> int | None:
 def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> WrittenBlocks:
     """Writes metrics requests, by rank, to a file for ``promtool tsdb create-blocks-from openmetrics``.
 
-    The file is replaced as a whole at the end. One rank at a time is held in memory. A time that comes twice counts once.
+    The file is replaced as a whole at the end. One rank at a time is held in memory. Of points with equal time the last is kept.
     """
     written = WrittenBlocks()
     kinds: dict[str, str] = {}
@@ -99,7 +99,7 @@ def _join(folder: Path, kinds: Mapping[str, str], path: Path) -> None:
 
 
 def resources_of(line: bytes) -> Iterator[tuple[dict[str, str], list[Any]]]:
-    """Yields attributes of each resource on a line, as text, and its metrics. ValueError where it is no request of metrics."""
+    """Yields attributes of each resource on a line, as text, and its metrics. ValueError if the line is no request of metrics."""
     try:
         value: Any = parse_json(line)
         for resource in value["resourceMetrics"]:
@@ -172,7 +172,7 @@ def _histogram(metric: Metric, labels: Labels, time_ms: int, point: Any) -> Metr
     offset, scale = int(positive.get("offset", 0)), int(point["scale"])
     for index, number in enumerate(positive.get("bucketCounts", ())):
         slot = _quarter(offset + index + 1, scale) - round(math.log2(bounds[0]) * 4)
-        if slot < len(counts):  # what is above the last bound is in +Inf alone
+        if slot < len(counts):  # values above the last bound count in bucket +Inf only
             counts[max(0, slot)] += int(number)
     lines, below = [], 0
     for bound, number in zip(bounds, counts, strict=True):
@@ -185,14 +185,14 @@ def _histogram(metric: Metric, labels: Labels, time_ms: int, point: Any) -> Metr
 
 
 def grid(bounds: tuple[float, ...]) -> tuple[float, ...]:
-    """Powers of 2^(1/4) from below the least to above the largest bound of a metric."""
+    """Returns the powers of 2^(1/4) from below the lowest to above the highest bound of a metric."""
     first = math.floor(math.log2(bounds[0])) << _EXACT_SCALE
     last = math.ceil(math.log2(bounds[-1])) << _EXACT_SCALE
     return tuple(2.0 ** (k / 4) for k in range(first, last + 1))
 
 
 def _quarter(index: int, scale: int) -> int:
-    """Returns the index of the grid bound at, or next below, the upper bound 2^(index / 2^scale)."""
+    """Returns k of the lowest bound 2^(k / 4) that is not below 2^(index / 2^scale), the upper bound of a bucket."""
     if scale <= _EXACT_SCALE:
         return index << (_EXACT_SCALE - scale)
     return -(-index >> (scale - _EXACT_SCALE))
@@ -217,8 +217,7 @@ def _text(value: float) -> str:
 
 
 def _line(name: str, labels: Labels, value: str, time_ms: int) -> str:
-    # promtool multiplies the seconds by 1000 and cuts the rest off, so that 0.003 could become 2 ms: a tenth of a
-    # millisecond more keeps it.
+    # promtool multiplies the seconds by 1000 and truncates, so that 0.003 could become 2 ms: 0.1 ms more prevents that.
     pairs = ",".join(f"{key}={quoted(text)}" for key, text in labels if text)
     return f"{name}{{{pairs}}} {value} {time_ms // 1000}.{time_ms % 1000:03d}1\n"
 

@@ -1,4 +1,4 @@
-"""Exports metrics and spans through the program's own OpenTelemetry providers. Imported where the program gives some."""
+"""Exports metrics and spans through the program's own OpenTelemetry providers. Imported only if the program passes some."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from otel_train.datamodel import AttributeValue, Snapshot, Span
 
 MS_PER_S = 1e3
-_UNKNOWN = "unknown_service"  # what the SDK calls a program that has not said its name
+_UNKNOWN = "unknown_service"  # beginning of ``service.name`` where the SDK was given none
 
 
 class ProviderExporter:
-    """Puts our metrics among those that a provider's readers collect, and our spans before its processors.
+    """Adds otel_train's metrics to those that the provider's readers collect, and passes its spans to the span processors.
 
-    When and where they go is the program's own affair. The SDK has no public way to hand over metrics that
-    are aggregated already, so what the readers call to collect is wrapped; a provider without it is refused with
-    a ConfigError. Resource attributes of the provider win over ours.
+    When and where they are exported is up to the program. The SDK has no public API for metrics that are aggregated already,
+    so the collect callback of each reader is wrapped; a provider without readers or processors of the SDK is a ConfigError.
+    Resource attributes of the provider take precedence.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ProviderExporter:
                 "meter_provider", meters, "opentelemetry.sdk.metrics.MeterProvider(metric_readers=[...])"
             )
         self._on_end: Callable[[Any], None] | None = getattr(processor, "on_end", None)
-        # Exactly these attributes: no detectors, none of the SDK's own.
+        # Not ``Resource.create``, which would run detectors and add attributes of the SDK.
         self._span_resource = Resource({**resource, **_attributes(tracers)})
         self._metric_resource = Resource({**resource, **_attributes(meters)})
         for reader in readers:
@@ -69,7 +69,7 @@ class ProviderExporter:
                 self._on_end(to_readable_span(span, self._span_resource, self._scope))
 
     def close(self, timeout_s: float) -> None:
-        """Has the last metrics sent, and leaves the readers as they were."""
+        """Flushes the providers, which collects the last metrics, and restores the collect callbacks of the readers."""
         try:
             for provider in self._providers:
                 provider.force_flush(timeout_millis=timeout_s * MS_PER_S)
@@ -99,7 +99,7 @@ class ProviderExporter:
 
 
 def _readers(meters: Any) -> tuple[Any, ...] | None:
-    """Returns the metric readers of a provider; None if it is not the SDK's. Their attribute depends on the release."""
+    """Returns the metric readers of a provider, from the attribute of this release of the SDK; None if it is not the SDK's."""
     found = getattr(meters, "_metric_readers", None)
     if found is None:
         found = getattr(getattr(meters, "_sdk_config", None), "metric_readers", None)
@@ -119,7 +119,7 @@ def _refusal(name: str, given: Any, remedy: str) -> ConfigError:
 
 
 def to_metrics_data(snapshot: Snapshot, resource: Resource, scope: InstrumentationScope) -> MetricsData:
-    """Returns a snapshot as the SDK's public data classes; always cumulative, because Prometheus drops deltas."""
+    """Returns a snapshot in the SDK's public data classes; always cumulative, because Prometheus drops deltas."""
     metrics = [_family(family, snapshot) for family in snapshot.families]
     scopes = [sdk.ScopeMetrics(scope=scope, metrics=metrics, schema_url="")]
     resources = [sdk.ResourceMetrics(resource=resource, scope_metrics=scopes, schema_url="")]
@@ -148,7 +148,7 @@ def _family(family: datamodel.MetricFamily, snapshot: Snapshot) -> sdk.Metric:
 
 
 def _histogram_point(point: Any, times: Mapping[str, int]) -> sdk.ExponentialHistogramDataPoint:
-    # The encoder leaves a field unset for None, which is how OTLP says "no observation yet".
+    # For None the encoder leaves the field unset, as OTLP has it for a histogram without observations.
     empty = math.isnan(point.min)
     exemplars = [
         Exemplar({}, float(each.value), each.time_unix_ns, each.span_id, each.trace_id)
@@ -171,7 +171,7 @@ def _histogram_point(point: Any, times: Mapping[str, int]) -> sdk.ExponentialHis
 
 
 def to_readable_span(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
-    """Returns a finished span, with the ids it was given."""
+    """Returns a finished span of the SDK, with the same ids."""
     links = [Link(_context(link.trace_id, link.span_id)) for link in span.links]
     return ReadableSpan(
         name=span.name,

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from otel_train.exporters import Exporter
 
 GROUP = "otel_train.exporters"
-"""Entry points of this group are called with the attributes of the process, and give an exporter, or None for none."""
+"""Each entry point of this group is called with the resource attributes, and returns an exporter, or None."""
 
 MOST_WAITING = 64
-"""Batches that wait for one exporter at most: half a minute at one a poll."""
+"""Most batches that wait for one exporter: those of 32 s, at one every 0.5 s (``poll_interval_s``)."""
 
 
 class PluginExporter(BackgroundQueue["ExportBatch"]):
@@ -30,7 +30,7 @@ class PluginExporter(BackgroundQueue["ExportBatch"]):
         super().__init__(part, exporter.export, lambda: exporter.close(timeout_s), most=MOST_WAITING)
 
     def export(self, batch: ExportBatch) -> None:
-        """Hands over one batch. After the last it begins to close, while others still send."""
+        """Queues one batch. After the final one the exporter closes on its thread, while other exporters still send."""
         self.hand(batch)
         if batch.final:
             self.end()
@@ -41,8 +41,8 @@ def load_plugins(
 ) -> list[PluginExporter]:
     """Loads the selected exporters of other packages; each has ``timeout_s`` to close.
 
-    What one of them does wrong here is logged. One that was asked for by name and is not installed, or cannot be made,
-    is a ConfigError.
+    With "auto" a failure of one of them is logged. An exporter that is selected by name and is not installed, or cannot be
+    created, is a ConfigError.
     """
     if wish.strip() == "off":
         return []
