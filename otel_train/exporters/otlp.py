@@ -1,4 +1,4 @@
-"""The OTLP exporter: writes requests to the spool; one thread sends them."""
+"""The OTLP exporter: writes requests to the spool, from which one thread sends them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _log = logging.getLogger("otel_train")
 _SPANS_PER_REQUEST = 512  # the batch size that the SDK's own span processor uses by default
 
 _LINE_INTERVAL_S: Final = 60.0
-"""At most one line a minute about a collector that comes and goes, and one about refusals."""
+"""Shortest time between two log lines of one kind: Collector away or back, a rejection, a warning of the Collector."""
 
 _CLOSE_SHARE_S: Final = 0.1
-"""What of the time to close is kept back for ending a request that gets no answer."""
+"""Part of the time to close that is kept for aborting a request without a response."""
 
 _LAST_TRY_S: Final = 0.5
-"""What a collector that was away a moment ago gets at close."""
+"""Timeout of the last request at close if the one before it failed."""
 
 _SLOW_S: Final = 1.0
-"""An answer that takes longer may not come: the run summary says that requests wait."""
+"""A request that takes longer counts as failing: the run summary says that requests wait."""
 
 _LOOK_UP_S: Final = 10.0
-"""What the look-up of a name may add to two requests, of which each is limited, before the log says that it hangs."""
+"""Time beyond two request timeouts before the log says that a look-up of the host name hangs; DNS look-ups have no timeout."""
 
 _UNRESOLVED: Final = (
     "has been asked for {:.0f} s, longer than a request may take: its name does not resolve yet; correct the host name, "
@@ -57,24 +57,25 @@ _UNRESOLVED: Final = (
 )
 
 _BUSY_S: Final = 1.0
-"""Until the next look at a queue that another process is sending from."""
+"""Pause before the next try of a queue that another process is sending from."""
 
 OUTAGE_S: Final = 60.0
-"""A collector that has accepted nothing for so long is an outage: what is made then counts as ``export_failed``."""
+"""Time without an accepted request after which new records count as ``export_failed``."""
 
 SUSPECT_AFTER: Final = 2
-"""Server errors in a row to the same request after which the one behind it is tried, too."""
+"""Server errors in a row to the same request after which the request behind it is sent, too."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Longest pause after the first failure, and after many; the shortest is half of it."""
 
 
 class Delivery(NamedTuple):
     """Result of sending the oldest request of a queue."""
 
-    answer: ExportResponse | None = None  # None when the collector was not asked
-    busy: bool = False  # another process is sending from this queue
+    answer: ExportResponse | None = None  # None if nothing was sent
+    busy: bool = False  # whether another process is sending from this queue
     records: int = 0
-    behind: int = 0  # requests behind it that were accepted with it
+    behind: int = 0  # requests behind it that were accepted in the same call
 
 
 class Backoff:
@@ -88,14 +89,14 @@ class Backoff:
         self._failures = 0
 
     def reset(self) -> None:
-        """Records that a request was answered well."""
+        """Starts again with the shortest pause."""
         self._failures = 0
 
     def pause_s(self, asked_s: float | None = None) -> float:
-        """Returns the seconds until the next attempt. ``Retry-After``, up to 10 minutes, is the least of them."""
+        """Returns the seconds until the next attempt: at least ``asked_s`` (``Retry-After``), of which up to 10 minutes count."""
         own_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16)) / 2
         self._failures += 1
-        # All senders were asked to wait as long: the longer that is, the further apart they come back.
+        # All ranks get the same ``Retry-After``: jitter in proportion to it keeps them from coming back together.
         return max(own_s, min(asked_s or 0.0, LONGEST_ASKED_S)) * self._numbers.uniform(1.0, 2.0)
 
 
@@ -104,8 +105,8 @@ def deliver(
 ) -> Delivery:
     """Sends the oldest request of a queue, then removes, keeps or rejects it according to the response.
 
-    ``suspect``: it has failed with server errors before. If it does so again and the request behind it is accepted,
-    it is the cause, and is refused for good: a collector may answer 500 to what it cannot read.
+    ``suspect``: the request has failed with server errors before. If it does so again and the request behind it is accepted,
+    it is the cause, and is rejected for good: a Collector may answer 500 to a request that it cannot read.
     """
     with queue.sending() as granted:
         if not granted:
@@ -139,26 +140,26 @@ class _SignalQueue:
         self.signal = signal
         self.queue = queue
         self.backoff = Backoff()
-        self.pending = True  # an earlier process may have left something
+        self.pending = True  # an earlier process may have left requests
         self.due_s = 0.0
         self.failing_since_s: float | None = None
-        self.asking_since_s = math.inf  # the request under way
-        self.asked_at_last_put_s = math.inf  # the one that was under way then
-        self.asked_until_s = 0.0  # the collector wants to be left alone
-        self.given_up = False  # at close
+        self.asking_since_s = math.inf  # start of the request in progress; inf for none
+        self.asked_at_last_put_s = math.inf  # ``asking_since_s`` at the last ``put``
+        self.asked_until_s = 0.0  # end of the time that the Collector asked to wait
+        self.given_up = False  # whether no further request is tried at close
         self.server_errors = 0  # in a row
 
 
 class OtlpExporter:
     """Appends every batch to the spool; a daemon thread sends from it, the oldest request first.
 
-    Nothing waits for a network, and what is on disk survives this process. A request that gets no good answer stays
-    where it is, and so does all behind it, until its next try. In a forked child every call does nothing.
+    No call but ``close`` waits for the network, and requests on disk survive this process. A request that is not accepted
+    stays, and so do all behind it, until its next try. In a forked child every call does nothing.
 
     Args:
         settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
-        lines: makes the requests; each repeats the resource attributes.
-        directory: of the rank, where the spool lies; None keeps what waits in memory.
+        lines: encodes requests, each with the resource attributes.
+        directory: folder of the rank, which the spool is in; None keeps waiting requests in memory.
         transport: sends requests; None: a transport with connections of its own.
         max_bytes: bound on the spool.
         on_error: called with every ``OSError`` of the spool.
@@ -176,7 +177,7 @@ class OtlpExporter:
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failures = 0  # requests that were not accepted
-        self.rejected = 0  # those of them that were refused for good
+        self.rejected = 0  # those of them that were rejected for good
         self._lines = lines
         self._failure_logged = False
         self._drops: Counter[tuple[str, str]] = Counter()
@@ -203,23 +204,23 @@ class OtlpExporter:
         """Records that did not reach the Collector, by (signal, reason).
 
         Signals are ``metrics`` (data points) and ``traces`` (spans). Reasons: ``queue_full``, the spool was full and
-        the oldest went; ``rejected``, refused for good and moved to ``spool/rejected/``; ``serialization``, could not
-        be written as a request; ``shutdown``, was in memory when the time to close was up; ``export_failed``, made
-        during an outage of more than a minute: it waits in the spool.
+        dropped its oldest; ``rejected``, refused for good and moved to ``spool/rejected/``; ``serialization``, could not be
+        encoded as a request; ``shutdown``, was in memory when the time to close was up; ``export_failed``, appended during
+        an outage of more than a minute, and waits in the spool.
         """
         with self._counting:
             return dict(self._drops)
 
     @property
     def failing(self) -> bool:
-        """Whether the Collector has not accepted the last request of a signal, or takes its time to answer: requests wait."""
+        """Whether requests wait: the last one of a signal failed, or one takes longer than ``_SLOW_S``."""
         slow_s = self._monotonic_s() - _SLOW_S
         lanes = self._queues.values()
         return any(lane.failing_since_s is not None or lane.asking_since_s < slow_s for lane in lanes)
 
     @property
     def unsaved(self) -> int:
-        """How many requests are in memory alone, as the disk does not take them."""
+        """Number of requests that are only in memory, because the disk does not take them."""
         return sum(lane.queue.unsaved for lane in self._queues.values())
 
     def export(self, batch: ExportBatch) -> None:
@@ -267,7 +268,7 @@ class OtlpExporter:
             self._changed.notify()
 
     def count(self, signal: str, records: int, reason: str) -> None:
-        """Counts records that do not arrive."""
+        """Counts records that do not reach the Collector, by reason (see ``drops``)."""
         with self._counting:
             self._drops[signal, reason] += records
 
@@ -314,11 +315,11 @@ class OtlpExporter:
                 if self._deadline_s is None:
                     ready = [lane for lane in waiting if lane.due_s <= now_s]
                 else:
-                    # One short chance for a collector that is away, none while it wants to be left alone.
+                    # One short request to a Collector that is away, none before the end of its ``Retry-After``.
                     ready = [lane for lane in waiting if not lane.given_up and lane.asked_until_s <= now_s]
                 if ready:
                     lane = min(ready, key=lambda lane: lane.due_s)
-                    lane.pending = False  # before it is looked at: what is appended meanwhile sets it again
+                    lane.pending = False  # before the queue is read: ``put`` may set it again meanwhile
                     return lane
                 if self._deadline_s is not None:
                     return None
@@ -349,7 +350,7 @@ class OtlpExporter:
             lane.due_s += lane.backoff.pause_s(answer.retry_after_s)
             if lane.failing_since_s is None:
                 lane.failing_since_s = now_s
-            if not self._abandoned:  # else the sender closed the connection itself
+            if not self._abandoned:  # else ``close`` has ended the request
                 self._log_lines.lost(answer.reason, lane.signal)
         else:
             lane.backoff.reset()

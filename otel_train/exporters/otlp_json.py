@@ -45,7 +45,7 @@ def metrics_line(snapshot: Snapshot, resource: Mapping[str, AttributeValue]) -> 
 
 
 class OtlpLines:
-    """Makes lines with one resource. The last one of a kind is kept: it goes to the run directory and to the spool."""
+    """Encodes lines with one resource. Keeps the last line of each kind, because the run directory and the spool both need it."""
 
     def __init__(self, resource: Mapping[str, AttributeValue]) -> None:
         self._resource = dict(resource)
@@ -73,7 +73,7 @@ def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue]) ->
 
 
 def protobuf_of(line: bytes, signal: str) -> bytes:
-    """Returns the request on a line as a protobuf message, without unknown fields; raises ValueError if it is none."""
+    """Returns the request on a line as a protobuf message, without unknown fields. ValueError if the line is no request."""
     json_format, request, _ = load_protobuf(signal)
     try:
         value = {REQUEST_KEYS[signal]: json.loads(line)[REQUEST_KEYS[signal]]}
@@ -97,7 +97,7 @@ def load_protobuf(signal: str) -> tuple[Any, Any, Any]:  # Any: generated code w
 
 
 def _ids_in_base64(node: Any) -> Any:  # Any: JSON
-    """Converts ids to base64 of the URL-safe kind, in which protobuf's own JSON spells bytes; OTLP/JSON spells them in hex."""
+    """Converts trace and span ids from hex, as in OTLP/JSON, to URL-safe base64, as protobuf's own JSON mapping has bytes."""
     if isinstance(node, dict):
         return {
             key: urlsafe_b64encode(bytes.fromhex(value)).decode() if key in _IDS else _ids_in_base64(value)
@@ -110,7 +110,7 @@ _IDS = frozenset({"traceId", "spanId", "parentSpanId"})
 
 
 def records_in(line: bytes) -> int:
-    """Returns how many data points or spans a request on a line has, without reading all of it.
+    """Returns how many data points or spans a request on a line has, without parsing it.
 
     Every data point and every exemplar has a time; otel_train's exemplars also have a span id. Every span has a start.
     """
@@ -231,7 +231,7 @@ def _value(value: AttributeValue) -> Json:
 
 
 def _double(value: float) -> float | str:
-    # JSON has no words for these three; the protobuf mapping spells them as strings.
+    # JSON has no NaN and no infinities; the protobuf mapping writes them as strings.
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

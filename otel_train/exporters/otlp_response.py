@@ -18,13 +18,13 @@ from otel_train.exporters.otlp_json import load_protobuf
 from otel_train.safety import printable
 
 LONGEST_ASKED_S: Final = 600.0
-"""Longest wait that a collector is granted."""
+"""Longest ``Retry-After`` that is followed."""
 
 UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): {}"
 _VERIFY_REASON: Final = re.compile(r"verify.failed: (.+?)(?= \(_ssl|: OK$|$)", re.IGNORECASE)
 _NO_ISSUER: Final = ("local issuer", "get issuer", "in certificate chain", "first certificate")
-"""What OpenSSL says where the authority of a certificate is not among the trusted ones."""
+"""Parts of OpenSSL's messages if the authority of a certificate is not among the trusted ones."""
 
 _NOT_VALID: Final = "has a certificate that {}: have it renewed, or correct the clock of this machine"
 
@@ -87,13 +87,13 @@ _REASONS: Final = {
     **dict.fromkeys(_NO_NAME, "has a name that cannot be resolved"),
     **dict.fromkeys(("timed out", "timeout", "deadline"), "does not answer"),
 }
-"""What messages of OpenSSL, sockets and gRPC contain, the telling ones first, and what that means."""
+"""Parts of messages of OpenSSL, sockets and gRPC, and what they mean. The first that matches counts: specific ones come first."""
 
 SHOWN_CHARACTERS = 160
 
 
 def first_line(text: str) -> str:
-    """Returns the first line of a text from elsewhere, without control characters and short enough for a log."""
+    """Returns the first line of a text from another program, without control characters and short enough for a log."""
     first = next((line for line in text.splitlines() if line.strip()), "").strip()
     return printable(first, most=SHOWN_CHARACTERS)
 
@@ -112,7 +112,7 @@ def why(said: str, *, tls: bool = False) -> str:
 
 
 def why_untrusted(said: str) -> tuple[str, str]:
-    """Returns why a certificate is not trusted, by what OpenSSL says of it, and the remedy."""
+    """Returns why a certificate is not trusted, from OpenSSL's message about it, and the remedy."""
     text = said.lower()
     if any(words in text for words in _NO_ISSUER):
         remedy = "set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
@@ -129,11 +129,11 @@ _LARGEST: Final = 2**63 - 1
 
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 
-_MENDABLE: Final = frozenset({401, 402, 403, 404, 405, 406, 407, 408, 415, 421, 425, 426, 429})
-"""Client errors that concern the address, the login, the encoding or the moment, not what was sent."""
+_RETRIED_4XX: Final = frozenset({401, 402, 403, 404, 405, 406, 407, 408, 415, 421, 425, 426, 429})
+"""Client errors about the address, the login, the encoding or the load, not about the request itself: they are retried."""
 
 _OVERLOADED: Final = frozenset({429, 502, 503, 504})
-"""Statuses with which the specification lets a collector ask for another try."""
+"""Statuses after which the OTLP specification lets a client retry."""
 
 _STATUS_REASONS: Final = {
     404: "answers 404: nothing takes OTLP at this path; 4318 is the usual port for OTLP over HTTP, and "
@@ -144,7 +144,7 @@ _STATUS_REASONS: Final = {
 }
 
 _OTHER_ENCODING: Final = (b"use protobuf", b"unsupported content-encoding")
-"""How VictoriaMetrics and the Collector say 415 with a 400."""
+"""What VictoriaMetrics and the Collector write in a 400 that means 415."""
 
 _GRPC_REFUSALS: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
 
@@ -164,8 +164,8 @@ class ExportResponse(NamedTuple):
     (an address, a login, an expired certificate, a redirect, an overload) loses data. REFUSED is about the request
     itself: the same bytes would be refused again.
 
-    ``reason`` is the rest of a sentence that begins with the collector's address; what to do follows a colon. ``poison`` is
-    a server error that the specification does not let a client try again: this request alone may be the cause of it.
+    ``reason`` is the rest of a sentence that begins with the collector's address; what to do follows a colon. ``poison``: a
+    server error that the specification does not let a client retry, so that this request alone may be the cause of it.
     """
 
     result: ExportResult
@@ -176,7 +176,7 @@ class ExportResponse(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """Whether the collector has all of it."""
+        """Whether the Collector has the whole request."""
         return self.result is ExportResult.ACCEPTED
 
 
@@ -184,12 +184,12 @@ ACCEPTED: Final = ExportResponse(ExportResult.ACCEPTED)
 
 
 def retry(reason: str, retry_after_s: float | None = None, *, poison: bool = False) -> ExportResponse:
-    """Returns the answer after which a request stays, and is sent again."""
+    """Returns the response after which a request stays, and is sent again."""
     return ExportResponse(ExportResult.RETRY, reason, retry_after_s, poison=poison)
 
 
 def refused(reason: str, rejected: int | None = None) -> ExportResponse:
-    """Returns the answer to a request that would be refused again."""
+    """Returns the response to a request that would be refused again."""
     return ExportResponse(ExportResult.REFUSED, reason, rejected=rejected)
 
 
@@ -210,10 +210,10 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
     """Classifies an HTTP response.
 
     Accepted is only a 2xx with an OTLP content type and a body that is the response message with nothing rejected. The
-    specification knows 200 alone, but some answer 202 or 204 (Grafana Cloud does), and asked again they would have it
+    specification has 200 alone, but some backends answer 202 or 204 (Grafana Cloud does), and a retry would store the request
     twice. An empty body is the empty response message, also without a content type (Prometheus answers so). Every other
-    2xx comes from something else, a login page or a proxy: retry. So do redirects, which are never followed, 401, 403,
-    404, other statuses about address, login or encoding, and all of 5xx. 400, 413 and the remaining 4xx are refusals,
+    2xx comes from something else, a login page or a proxy: retry. Retried are also redirects, which are never followed, 401,
+    403, 404, other statuses about address, login or encoding, and all of 5xx. 400, 413 and the remaining 4xx are refusals,
     and so are rejected records in ``partial_success``.
     """
     status = answer.status
@@ -221,22 +221,22 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
         return _read_success(answer, signal)
     if reason := _correctable(answer, tls=tls):
         return retry(reason)
-    said = _reason_in_body(answer)
+    detail = _reason_in_body(answer)
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return refused(
-            f"refuses a request as too large (413{said}): raise max_request_body_size of its receiver"
+            f"refuses a request as too large (413{detail}): raise max_request_body_size of its receiver"
         )
-    if 400 <= status < 500 and status not in _MENDABLE:  # noqa: PLR2004 - the client errors
-        return refused(f"refuses a request ({status}{said})")
+    if 400 <= status < 500 and status not in _RETRIED_4XX:  # noqa: PLR2004 - the client errors
+        return refused(f"refuses a request ({status}{detail})")
     wait_s = _retry_after_s(answer.headers)
-    asked = f", and asks to wait {_waited(wait_s)}" if wait_s is not None else ""
+    wait = f", and asks to wait {_waited(wait_s)}" if wait_s is not None else ""
     poison = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in _OVERLOADED
     phrase = responses.get(status, "no known status")
-    return retry(f"answers {status} ({phrase}{said}){asked}", wait_s, poison=poison)
+    return retry(f"answers {status} ({phrase}{detail}){wait}", wait_s, poison=poison)
 
 
 def _correctable(answer: HttpResponse, *, tls: bool) -> str:
-    """Returns what is wrong with address or credentials, which the user can correct; "" for other responses."""
+    """Returns what is wrong with address, credentials or encoding, which the user can correct; "" for other responses."""
     status = answer.status
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return UNAUTHORIZED.format(status)
@@ -252,7 +252,7 @@ def _correctable(answer: HttpResponse, *, tls: bool) -> str:
 def read_grpc(
     code: str, details: str, retry_after_s: float | None = None, *, tls: bool = False
 ) -> ExportResponse:
-    """Returns what a gRPC status other than OK means, by its name and message: the same rules as over HTTP."""
+    """Classifies a gRPC status other than OK by its name and message, with the rules of ``read_http``."""
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return refused(
             f"refuses a request as too large ({first_line(details)}): raise max_recv_msg_size_mib of its receiver"
@@ -263,7 +263,7 @@ def read_grpc(
 
 
 def read_message(body: bytes, signal: str) -> ExportResponse:
-    """Classifies a protobuf response message. An empty one accepts everything. ValueError if it is not one."""
+    """Classifies a protobuf response message. An empty one accepts everything. ValueError if ``body`` is no such message."""
     if not body:
         return ACCEPTED
     from google.protobuf.message import DecodeError
@@ -302,9 +302,9 @@ def _read_success(answer: HttpResponse, signal: str) -> ExportResponse:
 
 def _read_json(body: bytes, signal: str) -> ExportResponse:
     value = json.loads(body)
-    # An empty object accepts everything. Other APIs also answer with objects, so one without the key is theirs.
+    # An empty object accepts everything. Any other object without the key is a response of another API: LookupError.
     partial = {} if value == {} else value["partialSuccess"] or {}
-    # In the JSON of protobuf null is the default of every field.
+    # In protobuf's JSON mapping null stands for the default value of a field.
     rejected = int(partial.get("rejectedDataPoints" if signal == "metrics" else "rejectedSpans") or 0)
     if abs(rejected) > _LARGEST:
         raise ValueError("more than 64 bits")
@@ -312,10 +312,10 @@ def _read_json(body: bytes, signal: str) -> ExportResponse:
 
 
 def _partial(rejected: int, message: str) -> ExportResponse:
-    said = f" ({first_line(message)})" if message else ""
+    detail = f" ({first_line(message)})" if message else ""
     if rejected > 0:
-        return refused(f"rejects {rejected} records of a request{said}", rejected)
-    return ExportResponse(ExportResult.ACCEPTED, f"accepts with a warning{said}" if said else "")
+        return refused(f"rejects {rejected} records of a request{detail}", rejected)
+    return ExportResponse(ExportResult.ACCEPTED, f"accepts with a warning{detail}" if detail else "")
 
 
 def _redirect(answer: HttpResponse) -> str:
@@ -351,7 +351,7 @@ def _reason_in_body(answer: HttpResponse) -> str:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Returns ``Retry-After``: seconds, or a date of the collector's own clock, which ``Date`` tells; None for neither."""
+    """Returns ``Retry-After`` in seconds. A date in it is relative to the ``Date`` header, by the same clock. None for neither."""
     text = headers.get("retry-after", "").strip()
     if text.isdecimal():
         return float(text)

@@ -35,7 +35,7 @@ _OTHER_EXPORTERS = {
     "metrics": ("none", "prometheus", "console", "logging"),
     "traces": ("none", "zipkin", "jaeger", "console", "logging"),
 }
-"""Names of the specification beside ``otlp``. Who sets one of them does not want OTLP."""
+"""Exporter names of the specification other than ``otlp``: set without it, they switch OTLP off for the signal."""
 
 _COMPRESSIONS = {GRPC: ("gzip",), HTTP_JSON: ("gzip", "deflate"), HTTP_PROTOBUF: ("gzip", "deflate")}
 
@@ -45,14 +45,14 @@ class Target:
     """Destination of one signal. Headers and URL may contain secrets, so they are never printed."""
 
     protocol: str
-    url: str = field(repr=False)  # what requests are posted to; of gRPC the scheme, host and port
-    address: str  # that people set, without user name, password and query
+    url: str = field(repr=False)  # URL that requests are posted to; for gRPC scheme, host and port
+    address: str  # as set by the user, without user name, password and query
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     compression: str = ""  # gzip or deflate
     tls: bool = False
-    certificate: str = ""  # PEM file that the collector's is checked with; "" takes the system's authorities
-    client_certificate: str = ""  # PEM file that is shown to the collector
-    client_key: str = ""  # PEM file of its key; "" where the certificate's file has it
+    certificate: str = ""  # PEM file of the CAs that sign the Collector's certificate; "": the system's
+    client_certificate: str = ""  # PEM file of the certificate that is sent to the Collector
+    client_key: str = ""  # PEM file of its key; "": the key is in the file of the certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +70,11 @@ class OtlpSettings:
         """Reads the settings from an environment.
 
         Args:
-            environ: of the process.
+            environ: environment variables of the process.
             endpoint: a base address that overrides the variables and switches both signals on.
-            wanted: send what no variable switches off, without an endpoint to the standard one.
-            on_wrong: called with each wrong variable, the problem, and what holds in its place; a ConfigError without it.
-                What is meant for an address, a certificate or a key that cannot be used is not sent.
+            wanted: send each signal that no variable switches off, to the standard endpoint if none is set.
+            on_wrong: called with each wrong variable, the problem, and the value used instead; without it a ConfigError is
+                raised. A signal whose address, certificate or key cannot be used is not sent.
         """
         reported: set[str] = set()
 
@@ -93,7 +93,7 @@ class OtlpSettings:
 
     @property
     def addresses(self) -> str:
-        """The addresses that people set, each once, with commas."""
+        """The addresses as set by the user, each once, separated by commas."""
         return ", ".join(dict.fromkeys(target.address for target in self.targets.values()))
 
 
@@ -111,21 +111,21 @@ def switched_off(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def no_password() -> str:
-    """Refuses a key that has a password; OpenSSL would ask for it on the terminal, and wait."""
+    """Raises OSError for a key with a password; as OpenSSL's callback it keeps OpenSSL from prompting on the terminal."""
     raise OSError("the key has a password: write one without it, which this user alone can read")
 
 
 _HEADER_NAME: Final = re.compile(r"(?!(?:content-length|transfer-encoding)$)[!#$%&'*+.^_`|~0-9a-z-]+")
-"""Without those that delimit the body of a request: the Collector would wait for more of it."""
+"""Without the headers that delimit the body of a request: with a wrong one the Collector would wait for more."""
 
 
 def headers_of(text: str) -> dict[str, str]:
-    """Parses ``name=value`` pairs separated by commas; values are percent-encoded (W3C Baggage). What is no header is skipped."""
+    """Parses ``name=value`` pairs separated by commas; values are percent-encoded (W3C Baggage). Invalid pairs are skipped."""
     return dict(filter(None, _header_entries(text)))
 
 
 def _header_entries(text: str) -> Iterator[tuple[str, str] | None]:
-    """Yields name and value of each entry that is not empty; None for one that no request can have as a header."""
+    """Yields name and value of each entry that is not empty; None for an entry that is no valid header."""
     for entry in filter(str.strip, text.split(",")):
         name, sign, value = (part.strip() for part in entry.partition("="))
         name, value = unquote(name).strip().lower(), unquote(value).strip()
@@ -146,7 +146,7 @@ def _with_path(address: str, path: str) -> str:
 
 
 class _Variables:
-    """The variables of a signal: its own, else the general ones. ``tell`` is called with each wrong one."""
+    """The variables of a signal: its own, else the general ones. ``tell`` is called with each wrong variable."""
 
     def __init__(
         self, environ: Mapping[str, str], signal: str, tell: OnWrong = lambda _name, _problem, _used: None
@@ -162,7 +162,7 @@ class _Variables:
 
     @property
     def disabled(self) -> bool:
-        """Whether a variable disables all signals. Tells of a value that is neither."""
+        """Whether a variable disables all signals. Reports a value that is neither true nor false."""
         value = self._environ.get(_DISABLED, "").strip()
         if value.lower() not in {"", "true", "false"}:
             problem = f"{_DISABLED}={value!r}: expected 'true' or 'false'. Correct or unset the variable."
@@ -171,7 +171,7 @@ class _Variables:
 
     @property
     def exporters(self) -> list[str]:
-        """Exporters that the variable of the signal names. Tells of an unknown one, which is not among them."""
+        """Exporters that the variable of the signal names, without unknown ones, which are reported."""
         known = (_OTLP, *_OTHER_EXPORTERS[self.signal])
         named = self._environ.get(self.selection, "").lower().split(",")
         names = [name for name in map(str.strip, named) if name]
@@ -260,7 +260,7 @@ class _Variables:
             if is_clean and parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
                 netloc = parts.netloc.rpartition("@")[2]
                 return urlunsplit(parts._replace(netloc=netloc, query="", fragment=""))
-        except ValueError:  # a port that is no number, half an IPv6 address
+        except ValueError:  # a port that is no number, an incomplete IPv6 address
             pass
         scheme, slashes, rest = address.rpartition("//")
         problem = (

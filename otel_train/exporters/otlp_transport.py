@@ -67,14 +67,14 @@ class OtlpTransport:
         self._clients: dict[str, HttpClient | GrpcClient] = {}
         for signal, target in targets.items():
             if target.protocol != HTTP_JSON:
-                load_protobuf(signal)  # else the first request holds the interpreter for that
+                load_protobuf(signal)  # imported now: during the first request the import would hold the GIL
             grpc = target.protocol == GRPC
             self._clients[signal] = (
                 GrpcClient(target, signal) if grpc else HttpClient(target, signal, connections)
             )
 
     def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
-        """Sends one line and reads the answer, in ``timeout_s`` seconds beside the look-up of its name."""
+        """Sends one line and reads the answer, in ``timeout_s`` seconds and the time that DNS takes."""
         if problem := _unreadable(line, signal):
             return refused(problem)
         if self._targets[signal].protocol == HTTP_JSON:
@@ -110,11 +110,11 @@ _OF_THE_PROXY: Final = (
     "has a name that cannot be resolved",
     "does not accept requests (OSError: Tunnel",
 )
-"""How reasons begin that are about a proxy wherever there is one: it alone is connected to."""
+"""Beginnings of reasons that concern the proxy, if there is one: connections go to it alone."""
 
 
 def _through(proxy: str, reason: str) -> str:
-    """Returns a reason that names the proxy first: what it does is not the collector's."""
+    """Returns a reason that names the proxy, if there is one, because the Collector may not be the cause."""
     if not proxy or reason == PROXY_LOGIN:
         return reason
     if reason.startswith(_OF_THE_PROXY):
@@ -127,7 +127,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class _ResponseLines(io.BufferedReader):
-    """Reads the lines of a response for ``http.client``, which takes the end of the connection for the end of the headers."""
+    """Reads the lines of a response. IncompleteRead if the connection closes in the headers, which ``http.client`` would accept."""
 
     in_head = False
 
@@ -140,7 +140,7 @@ class _ResponseLines(io.BufferedReader):
 
 
 class _LimitedReader(io.RawIOBase):
-    """Reader for ``http.client`` that stops at the limits of the request."""
+    """Reader for ``http.client`` that stops at the limits of the connection's request."""
 
     def __init__(self, sock: socket.socket, limit: LimitedConnection) -> None:
         # The unbuffered file keeps the socket open when http.client lets go of it before the body is read.
@@ -174,14 +174,14 @@ class LimitedConnection(http.client.HTTPConnection):
 
     until_s = 0.0
     bytes_left = 0
-    looked_up_s = 0.0  # what the last look-up of the name took
+    looked_up_s = 0.0  # time of the last look-up of the host name
 
     def limit(self, seconds: float, most_bytes: int) -> None:
-        """Begins a request: what may be waited, and received, until its end."""
+        """Sets the limits of the next request: seconds until its end, and bytes to receive."""
         self.until_s, self.bytes_left = time.monotonic() + seconds, most_bytes
 
     def seconds_left(self) -> float:
-        """Returns the seconds left; a TimeoutError if there are none."""
+        """Returns the seconds left. TimeoutError if there are none."""
         left_s = self.until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("timed out")
@@ -193,17 +193,17 @@ class LimitedConnection(http.client.HTTPConnection):
         return http.client.HTTPResponse(limited, **more)
 
     def connect(self) -> None:
-        """Connects, by a proxy's tunnel if one was set."""
+        """Connects, through the tunnel of a proxy if one was set."""
         self._create_connection = self._to_an_address
         self.timeout = self.seconds_left()
         super().connect()
 
     def _to_an_address(self, end: tuple[str, int], *_: object) -> socket.socket:
-        """Returns a socket connected to an address of a name. Each has its share of the time: one may be dead."""
+        """Returns a socket connected to the first address of a host that answers. Each address gets a share of the time left."""
         begun_s = time.monotonic()
         try:
             found: Any = socket.getaddrinfo(*end, type=socket.SOCK_STREAM)  # Any: an address of any family
-        finally:  # a look-up cannot be limited, and takes nothing from the rest
+        finally:  # ``getaddrinfo`` has no timeout, so its time is added to the limit
             self.looked_up_s = time.monotonic() - begun_s
             self.until_s += self.looked_up_s
         for left in range(len(found), 0, -1):
@@ -233,9 +233,9 @@ class LimitedConnection(http.client.HTTPConnection):
         found = {name.lower(): value for name, value in response.getheaders()}
         answer = HttpResponse(response.status, found, response.read(most_bytes + 1))
         left = response.length or 0
-        if left and len(answer.body) <= most_bytes:  # ``read`` of so many bytes does not say so
+        if left and len(answer.body) <= most_bytes:  # ``read`` with a size does not raise this itself
             raise http.client.IncompleteRead(answer.body, left)
-        if not response.isclosed():  # more than an answer has
+        if not response.isclosed():  # the body is longer than ``most_bytes``
             response.close()
             self.close()
         return answer
@@ -248,22 +248,22 @@ class LimitedTlsConnection(LimitedConnection, http.client.HTTPSConnection):
 class _Route(NamedTuple):
     """Address and proxy of a Collector."""
 
-    key: Hashable  # the same for all that may use one connection
+    key: Hashable  # equal for routes that may share a connection
     end: tuple[str, int]  # host and port to connect to: of the collector, or of a proxy
     headers: dict[str, str] = {}  # noqa: RUF012 - never changed; a proxy wants them with every request
-    forwarded: bool = False  # a proxy passes requests on, one by one
+    forwarded: bool = False  # whether a proxy forwards each request, without a tunnel
     tunnel: tuple[str, int, dict[str, str]] | None = None  # host, port and headers for a proxy, before TLS
 
 
 class Connections:
-    """Idle connections: at most one to each collector, for all that send there."""
+    """Pool of idle connections, at most one to each Collector, for all ranks that send there."""
 
     def __init__(self) -> None:
         self._idle: dict[Hashable, LimitedConnection] = {}
         self._lock = free_in_forks(threading.Lock())
 
     def take(self, key: Hashable) -> LimitedConnection | None:
-        """Returns a connection that is open and silent; None where there is none."""
+        """Removes and returns an idle connection, if there is one and the server has neither closed it nor sent data."""
         with self._lock:
             connection = self._idle.pop(key, None)
         if connection is not None and (connection.sock is None or _readable(connection.sock)):
@@ -272,14 +272,14 @@ class Connections:
         return connection
 
     def give(self, key: Hashable, connection: LimitedConnection) -> None:
-        """Keeps a connection for the next request, to whomever it belongs."""
+        """Adds a connection for the next request of any client."""
         with self._lock:
             before, self._idle[key] = self._idle.get(key), connection
         if before is not None:
             before.close()
 
     def close(self) -> None:
-        """Closes what is kept."""
+        """Closes all idle connections."""
         with self._lock:
             kept, self._idle = list(self._idle.values()), {}
         for connection in kept:
@@ -300,22 +300,22 @@ def needs_no_proxy(host: str, port: int) -> bool:
 
 
 GRPC_PROXIES: Final = ("grpc", "https", "http")
-"""Schemes whose variables name the proxy of a gRPC connection, the first of them that is set."""
+"""Schemes whose variables name the proxy of a gRPC connection; the first that is set counts."""
 
 
 def named_proxy(schemes: Sequence[str], host: str, port: int) -> tuple[str, str]:
-    """Returns the variable of the first of these schemes that names a proxy for an address, and its value; "" twice without one."""
+    """Returns name and value of the variable of the first of these schemes that has a proxy for an address; two "" without one."""
     proxies = {} if needs_no_proxy(host, port) else getproxies()
     scheme = next((each for each in schemes if proxies.get(each)), "")
     return (f"{scheme.upper()}_PROXY", proxies[scheme]) if scheme else ("", "")
 
 
 def proxy_in(variable: str, named: str) -> SplitResult:
-    """Parses the value of a variable. A ValueError if it names no proxy that can be used."""
+    """Parses the value of a proxy variable. ValueError if it is no proxy that can be used."""
     via = urlsplit(named if "://" in named else f"http://{named}")
     try:
         _ = via.port
-    except ValueError:  # it repeats what may be a password
+    except ValueError:  # its message repeats what may be a password
         raise ValueError(f"proxy: correct {variable}, whose port is no number") from None
     if via.scheme != "http" or not via.hostname:
         raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
@@ -331,8 +331,8 @@ def proxy_of(schemes: Sequence[str], host: str, port: int) -> SplitResult | None
 class HttpClient:
     """Sends requests to one URL.
 
-    Redirects are not followed, and nothing is tried twice: that is the sender's part. Proxies come from the standard
-    variables (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``signal`` is "" where no OTLP is posted.
+    Redirects are not followed, and nothing is retried: ``OtlpExporter`` does that. Proxies come from the standard variables
+    (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``signal`` is "" for requests that are not OTLP.
     """
 
     def __init__(
@@ -349,7 +349,7 @@ class HttpClient:
         self._signal = signal
         self._most_answer_bytes = most_answer_bytes
         self._url = urlsplit(target.url)
-        self._connection: LimitedConnection | None = None  # that is used just now
+        self._connection: LimitedConnection | None = None  # of the request in progress
         self._context: ssl.SSLContext | None = None
         self._route: _Route | None = None
         self._headers = {
@@ -362,7 +362,7 @@ class HttpClient:
             self._headers["content-encoding"] = target.compression
 
     def post(self, body: bytes, content_type: str, timeout_s: float) -> ExportResponse:
-        """Posts one request and reads its answer, in at most ``timeout_s`` seconds beside the look-up of its name."""
+        """Posts one request and reads its answer, in at most ``timeout_s`` seconds and the time that DNS takes."""
         if self._target.compression == "gzip":
             body = gzip.compress(body, compresslevel=6, mtime=0)
         elif self._target.compression == "deflate":
@@ -375,7 +375,7 @@ class HttpClient:
             return retry(_through(proxy, why(f"{type(error).__name__}: {error}", tls=self._target.tls)))
 
     def get(self, query: str, timeout_s: float) -> HttpResponse:
-        """Gets the URL with this query, with the time limit of ``post``. An OSError has the reason of a failure."""
+        """Gets the URL with this query, with the time limit of ``post``. OSError, with the reason, if that fails."""
         try:
             return self._exchange("GET", timeout_s, query=query)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -383,18 +383,18 @@ class HttpClient:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def prepare(self) -> None:
-        """Reads the certificates now, not with the first request; OSError where one cannot be read."""
+        """Reads the certificates now, not with the first request. OSError if one cannot be read."""
         if self._target.tls and self._context is None:
             self._context = trusting(self._target)
 
     def close(self) -> None:
-        """Drops the connection. What waits for an answer on another thread fails at once."""
+        """Closes the connection. A request in progress on another thread fails at once."""
         connection, self._connection = self._connection, None
         if not self._shares:
             self._connections.close()
         if connection is None:
             return
-        # A thread that is between head and body of its request connects no second time.
+        # Keeps http.client from connecting again if a thread has sent the head of a request but not its body.
         connection.auto_open = 0
         if connection.sock is not None:
             with suppress(OSError):
@@ -402,9 +402,9 @@ class HttpClient:
         connection.close()
 
     def _failed(self) -> str:
-        """Forgets the connection; returns host and port of the proxy, "" without one."""
+        """Closes the connection after a failure; returns host and port of the proxy, "" without one."""
         self.close()
-        self._context = None  # its certificates may have been replaced
+        self._context = None  # read again, because the files of certificates may be replaced
         route = self._route
         if route is None or not (route.forwarded or route.tunnel):
             return ""
@@ -423,10 +423,10 @@ class HttpClient:
         headers = {**self._headers, **route.headers}
         if content_type:
             headers["content-type"] = content_type
-        if route.forwarded:  # a proxy wants the whole address
+        if route.forwarded:  # a proxy needs the absolute URL
             path = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}{path}"
         answer = connection.ask(method, path, body, headers, most_bytes=self._most_answer_bytes)
-        if self._connection is not None:  # else another thread has closed it meanwhile
+        if self._connection is not None:  # else another thread has called ``close``
             self._connection = None
             if connection.sock is not None:
                 self._connections.give(route.key, connection)
@@ -457,7 +457,7 @@ class HttpClient:
 
 
 def trusting(target: Target) -> ssl.SSLContext:
-    """Returns TLS that checks the collector with the certificate that was named for it, else with those of the machine."""
+    """Returns a TLS context that checks the Collector with the certificates that were named, else with those of the machine."""
     named = target.certificate or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
     if named:
         folder = os.path.isdir(named)  # noqa: PTH112 - one of the two arguments takes it as it is
@@ -485,7 +485,7 @@ def login_of(url: SplitResult, header: str) -> dict[str, str]:
 
 
 def _readable(sock: socket.socket) -> bool:
-    """Returns whether bytes arrived on an idle connection: its end, or data that was not requested."""
+    """Returns whether an idle connection was closed by the server, or has data that was not requested."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
@@ -498,8 +498,8 @@ _METHODS: Final = {
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MOST_ANSWER_BYTES),
     ("grpc.enable_retries", 0),
-    # A connection to a host that is gone without a word ends when it has acknowledged nothing for 20 s, else the kernel takes
-    # a quarter of an hour. The first of the two switches that on; servers allow one ping in so long.
+    # A connection to a host that vanished without closing it ends after 20 s without an acknowledgement; TCP alone would take
+    # 15 minutes. ``keepalive_time`` switches that on; servers allow one ping in 5 minutes.
     ("grpc.keepalive_time_ms", 300_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.primary_user_agent", "otel-train"),
@@ -529,7 +529,7 @@ class GrpcClient:
         try:
             self._channel = self._channel or self._opened()
         except (OSError, ValueError) as error:
-            # A file of a certificate, which may just be replaced, or a proxy.
+            # From the file of a certificate, which may be replaced at this moment, or a wrong proxy.
             return retry(why(f"{type(error).__name__}: {error}", tls=True))
         call = self._channel.unary_unary(_METHODS[self._signal])
         headers = self._target.headers.items()
@@ -539,7 +539,7 @@ class GrpcClient:
         except grpc.RpcError as error:
             code = error.code()
             if code is grpc.StatusCode.UNAVAILABLE:
-                self._drop()  # a new channel connects at once, the old one in its own time
+                self._drop()  # a new channel connects at once, this one only after its own backoff
             wait_s = _wait_s(error.trailing_metadata())
             answer = read_grpc(code.name, error.details() or "", wait_s, tls=self._target.tls)
             return answer._replace(reason=_through(self._proxy * (code.name in _UNREACHED), answer.reason))
@@ -554,7 +554,7 @@ class GrpcClient:
             )
 
     def close(self) -> None:
-        """Drops the connection. What waits for an answer on another thread fails at once."""
+        """Closes the connection. A request in progress on another thread fails at once."""
         self._closed = True
         self._drop()
 
@@ -578,11 +578,11 @@ class GrpcClient:
 
 
 def _proxy_for(address: str) -> tuple[tuple[tuple[str, Any], ...], str]:
-    """Returns the options and the place of the proxy that HTTP would use: by itself gRPC reads variables in lower case alone."""
+    """Returns options for the proxy that HTTP would use, and its host and port. gRPC itself reads only lower-case variables."""
     place = urlsplit(f"//{address}")
     try:
         via = proxy_of(GRPC_PROXIES, place.hostname or "", place.port or _PORTS["https"])
-    except ValueError:  # gRPC goes without one that it does not know
+    except ValueError:  # gRPC connects without a proxy that it cannot use
         return (), ""
     if via is None:
         return (("grpc.enable_http_proxy", 0),), ""
@@ -590,7 +590,7 @@ def _proxy_for(address: str) -> tuple[tuple[tuple[str, Any], ...], str]:
 
 
 def _import_quietly() -> None:
-    """Imports grpc so that its C library, which reads a variable then, does not write to stderr for every failed handshake."""
+    """Imports grpc with GRPC_VERBOSITY=NONE, or its C library would write to standard error for every failed handshake."""
     if "grpc" in sys.modules or _VERBOSITY in os.environ:
         return
     os.environ[_VERBOSITY] = "NONE"
@@ -601,7 +601,7 @@ def _import_quietly() -> None:
 
 
 def _pair(target: Target) -> tuple[bytes | None, bytes | None]:
-    """Returns key and certificate for the collector; an OSError if just one is there, with which gRPC ends the process."""
+    """Returns key and certificate for the Collector. OSError if only one has content, for which gRPC would abort the process."""
     key, certificate = (
         _content(path) for path in (target.client_key or target.client_certificate, target.client_certificate)
     )
