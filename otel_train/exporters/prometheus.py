@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     Take = Callable[[bytes, str], tuple[int, object]]
 
 # --- which requests are answered --------------------------------------------------------------------
-# A hostile site can point its own name at 127.0.0.1 and have a browser ask there (DNS rebinding). The request then carries
-# that name in ``Host``. An address that is a number cannot be bent like that.
+# A hostile site can point its own name at 127.0.0.1 and have a browser send requests there (DNS rebinding). Such a request
+# has that name in ``Host``. An IP address in ``Host`` cannot come from another site's name.
 
 REQUEST_BYTES: Final = 8 << 10
 REQUEST_S: Final = 2.0
-"""What a request may have in all, body included, and how long it may take to come."""
+"""Limits of a request: bytes, body included, and seconds until all of it has arrived."""
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether only this machine reaches a listening address."""
+    """Returns whether a listening address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -65,18 +65,18 @@ def is_known_host(header: str, names: Collection[str] = ()) -> bool:
 
 
 _NEXT_PORTS = 64
-"""How many ports further to look: more ranks than any host has."""
+"""Ports tried after the first one: more than any host has ranks."""
 
 _MAX_CONNECTIONS = 16
-"""Clients served at once. Prometheus needs one, a person with a browser a few; one more drops the oldest."""
+"""Most clients served at once; another one disconnects the oldest. Prometheus needs one connection, a browser a few."""
 
-_NO_DESCRIPTOR_S = 0.2
+_NO_DESCRIPTOR_S = 0.2  # pause after ``accept`` failed
 
 _ANSWER_S = 5.0
-"""How long a client may take to read its answer."""
+"""Longest time for a client to read its answer."""
 
 PAGE_S: Final = 5.0
-"""A snapshot that is older is replaced when a client asks. None is made without a client: it takes 2 ms per rank."""
+"""Age from which a snapshot is replaced when a client requests the page; not without a client, as it takes 2 ms per rank."""
 
 _TARGET_FILE = "prometheus_target.json"
 
@@ -84,8 +84,8 @@ _TARGET_FILE = "prometheus_target.json"
 class PrometheusExporter:
     """Holds the latest snapshot of one rank and serves it.
 
-    OpenMetrics with exemplars or the classic text format, as the client asks, compressed if it likes.
-    When the port is taken the next ones are tried, at last any. A forked child serves nothing.
+    Format (OpenMetrics with exemplars, or the classic text format) and compression are as the client accepts.
+    If the port is taken, the next ones are tried, then any free one. A forked child serves nothing.
     A host that cannot be listened on is a ConfigError.
 
     Args:
@@ -93,8 +93,8 @@ class PrometheusExporter:
         port: first port to try; 0 takes any.
         constant_labels: labels that every sample carries, by Prometheus name: ``train_run_id``, ...
         resource: resource attributes, by OpenTelemetry name; become ``target_info``.
-        servers: of all ranks that publish on one page; None for a page of its own.
-        snapshot: makes a new snapshot; returns None where the last one is to stay.
+        servers: servers shared by all ranks that publish on one page; None for a page of its own.
+        snapshot: makes a new snapshot; returns None to keep the last one.
     """
 
     def __init__(
@@ -126,8 +126,7 @@ class PrometheusExporter:
     def close(self, timeout_s: float) -> None:
         """Removes this rank from the page, and the target file. The last rank frees the port. Idempotent.
 
-        A run that is killed leaves its target file, and Prometheus sees a target that does not answer.
-        One that ends in order does not: so a dashboard can tell the two apart.
+        A run that is killed leaves its target file, so that Prometheus has a target that is down, unlike after a normal end.
         """
         self._servers.leave(self._server, self._page, timeout_s)
         if self._written is not None:
@@ -155,7 +154,7 @@ class MetricsServers:
         self._lock = threading.Lock()
 
     def join(self, host: str, port: int, page: RankPage) -> _Server:
-        """Returns the server at this address, with one rank more; ConfigError where the host cannot be listened on."""
+        """Adds a rank to the server at this address, which it returns. ConfigError if the host cannot be listened on."""
         with self._lock:
             server = self._servers.get((host, port))
             if server is None:
@@ -164,7 +163,7 @@ class MetricsServers:
             return server
 
     def leave(self, server: _Server, page: RankPage, timeout_s: float) -> None:
-        """Records one rank less; after the last one the server stops."""
+        """Removes a rank from its server; after the last one the server stops."""
         with self._lock:
             if page not in server.ranks:
                 return
@@ -176,7 +175,7 @@ class MetricsServers:
 
 
 _USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-"""No fault of the address: this process, or the machine, has nothing left to listen with."""
+"""Errors that no other address would avoid: this process, or the machine, is out of descriptors, buffers or memory."""
 
 
 def _listen(host: str, port: int) -> _Server:
@@ -198,7 +197,7 @@ def _listen(host: str, port: int) -> _Server:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Accepts on one daemon thread, answers each client on another, and stops at once."""
+    """Accepts on one daemon thread, answers each client on another, and stops without waiting for clients."""
 
     daemon_threads = True
     block_on_close = False
@@ -232,7 +231,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self.handle_request()
 
     def get_request(self) -> Any:  # Any: as the base class has it
-        """Accepts a connection; without a descriptor for one, after a pause, as it stays there and would be tried at once."""
+        """Accepts a connection; pauses if that fails. Without a free descriptor it stays in the backlog, and the loop would spin."""
         try:
             return super().get_request()
         except OSError:
@@ -257,7 +256,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # Any: as above
-        """Ignores it: a client may disconnect during a response."""
+        """Ignores errors: a client may disconnect during a response."""
 
     def stop(self, timeout_s: float) -> None:
         if self._stopped:
@@ -274,7 +273,7 @@ class _Server(socketserver.ThreadingTCPServer):
             _shut(client)
 
     def forget(self) -> None:
-        """Closes the inherited sockets in a forked child, or the port stays taken for its lifetime."""
+        """Closes the inherited sockets in a forked child, or the port would stay taken for the lifetime of the child."""
         self._stopped = True
         for inherited in (self.socket, *self._clients):
             inherited.close()
@@ -337,7 +336,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_Incoming(self.connection))
 
     def handle_one_request(self) -> None:
-        """Answers one request; one that is too large gets that as its answer, and nothing else is done with it."""
+        """Answers one request; one that is too large gets status 431."""
         try:
             super().handle_one_request()
         except TooLargeError:
@@ -346,15 +345,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"HTTP/1.0 431 Request Header Fields Too Large\r\nContent-Length: 0\r\n\r\n")
 
     def parse_request(self) -> bool:
-        """Returns whether to go on with it: not under another site's name, where only this machine can ask."""
+        """Returns whether to handle the request: on a loopback address not if ``Host`` is another site's name."""
         if not super().parse_request():
             return False
         self.connection.settimeout(_ANSWER_S)
         hosts = self.headers.get_all("Host", [])
-        if len(hosts) > 1:  # RFC 9112: what is in front of this server may have read the other one
+        if len(hosts) > 1:  # RFC 9112: a proxy in front of this server may have used the other one
             self.send_error(HTTPStatus.BAD_REQUEST)
             return False
-        # No browser leaves it out.
+        # Without ``Host`` the client is no browser.
         if not self.server.local or not hosts or is_known_host(hosts[0]):
             return True
         text = (
@@ -381,7 +380,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "0")
         if not takes:
             self.send_error(HTTPStatus.NOT_FOUND)
-        elif "Transfer-Encoding" in self.headers:  # read as no body, it would ask for what the default is
+        elif "Transfer-Encoding" in self.headers:  # read as empty, it would start a default capture
             self.send_error(HTTPStatus.LENGTH_REQUIRED)
         elif not re.fullmatch("[0-9]{1,9}", length) or int(length) > REQUEST_BYTES:
             self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -394,7 +393,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.settimeout(_ANSWER_S)
             status: int = HTTPStatus.UNAUTHORIZED
             answer: object = {}
-            for take in takes:  # the token says which rank is meant
+            for take in takes:  # the rank that the request is for accepts the token
                 status, answer = take(body, token.strip() if scheme == "Bearer" else "")
                 if status != HTTPStatus.UNAUTHORIZED:
                     break
@@ -407,7 +406,7 @@ class _Handler(BaseHTTPRequestHandler):
 
         try:
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        except (TypeError, ValueError):  # a version that is none
+        except (TypeError, ValueError):  # a malformed version in ``Accept``
             encode, content_type = choose_encoder("")
         body = encode(self.server.registry)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
@@ -440,7 +439,7 @@ def _takes_gzip(accept_encoding: str) -> bool:
 # --- the page ---------------------------------------------------------------------------------------
 
 _UNITS = ("seconds", "bytes", "ratio", "watts", "celsius")
-"""Units that the OpenTelemetry translation puts into a name, which OpenMetrics then wants declared."""
+"""Units that the OpenTelemetry translation appends to a name, and that OpenMetrics then requires as ``# UNIT``."""
 
 _TYPES = {Kind.COUNTER: "counter", Kind.HISTOGRAM: "histogram"}
 
@@ -466,10 +465,10 @@ class RankPage:
         self._snapshot, self._shown_s = snapshot, time.monotonic()
 
     def current(self) -> Snapshot | None:
-        """Returns a snapshot that is at most ``PAGE_S`` old, where one can be made."""
+        """Returns the snapshot, replaced by a new one if it is older than ``PAGE_S`` and one can be made."""
         before = self._snapshot
         fresh = self._renew() if time.monotonic() - self._shown_s > PAGE_S else None
-        # Else the export loop has shown the last one meanwhile.
+        # Not if the export loop has shown one meanwhile: it may be the final one.
         if fresh is not None and self._snapshot is before:
             self.show(fresh)
         return self._snapshot
@@ -523,13 +522,13 @@ class PageCollector:
 
 
 def target_labels(resource: Mapping[str, str]) -> dict[str, str]:
-    """Returns the labels of ``target_info``. Names that Prometheus reserves are left out: it refuses a page that has one."""
+    """Returns the labels of ``target_info``, without names that Prometheus reserves: it refuses a page that has one."""
     labels = {label_name(key): encodable(text) for key, text in resource.items()}
     return {name: text for name, text in labels.items() if not name.startswith("__")}
 
 
 def label_name(attribute: str) -> str:
-    """Returns an attribute's name after the OpenTelemetry to Prometheus translation."""
+    """Returns an attribute's name as a label, by the OpenTelemetry to Prometheus translation."""
     name = "".join(char if char.isascii() and char.isalnum() else "_" for char in attribute)
     return f"key_{name}" if name[:1].isdigit() else name
 
@@ -540,7 +539,7 @@ def _add_histogram(
     from prometheus_client.samples import Exemplar
     from prometheus_client.utils import floatToGoString
 
-    newest = {}  # exemplar of each bucket; OpenMetrics allows one
+    newest = {}  # newest exemplar by bucket: OpenMetrics allows one
     for each in sorted(point.exemplars, key=lambda exemplar: exemplar.time_unix_ns):
         ids = {"trace_id": f"{each.trace_id:032x}", "span_id": f"{each.span_id:016x}"}
         newest[bisect_left(bounds, each.value)] = Exemplar(ids, each.value, each.time_unix_ns / NS_PER_S)

@@ -58,9 +58,9 @@ FLIGHTS_KEPT = 3
 """Flight files of earlier attempts to keep: enough to compare the last crashes."""
 
 TRAINING = "training-"
-"""Begins the name of the folder of an earlier training; its number follows."""
+"""Beginning of the folder name of an earlier training; its number follows."""
 
-_MOST_AT_ONCE = 4096
+_MOST_AT_ONCE = 4096  # live processes with the same run id and rank; each gets a number behind the id
 
 _SHARES = {EVENTS_FILE: 1 / 8, METRICS_FILE: 5 / 8, SPANS_FILE: 2 / 8}
 
@@ -68,7 +68,7 @@ _SHARES = {EVENTS_FILE: 1 / 8, METRICS_FILE: 5 / 8, SPANS_FILE: 2 / 8}
 class RunDirectory:
     """The folder ``<root>/<run id>/rank<r>`` of one process.
 
-    After it is open nothing raises: what cannot be written is logged once, counted and given up.
+    No call raises for a failed write: it is counted, and the first is logged.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class RunDirectory:
         self.path = path
         self.rank = rank
         self.rank_path = path / f"rank{rank}"
-        self.run_id = run_id  # with a number behind it where another living process has this rank of the run
-        self.training = 1  # one more after each training of this rank in the run that finished
-        self.attempt = 0  # one more for every further start of this training
-        self.previous_attempt = -1  # whose flight file has been put aside; -1 for none
+        self.run_id = run_id  # followed by a number if another live process has this rank of the run
+        self.training = 1  # from 1; increased after each finished training of this rank in the run
+        self.attempt = 0  # from 0; increased at each restart of this training
+        self.previous_attempt = -1  # attempt whose flight file was renamed; -1 for none
         self.writable = False  # whether the folder could be made
         self.faults = 0  # writes that failed
         self._lease: RankLease | None = None
@@ -102,14 +102,14 @@ class RunDirectory:
         """Creates or reopens the folder of one rank.
 
         Args:
-            root: parent of all runs. When this call creates it, git is made to ignore it.
+            root: parent of all runs. If this call creates it, it adds a ``.gitignore``.
             run_id: the run's id; characters that no folder should have are replaced.
-            rank: this process.
+            rank: rank of the process.
             run: content of ``run.json``: identity, host, versions, settings.
-            attempt: which attempt this is, when that is known; else counted.
+            attempt: number of this attempt, if it is known; else attempts are counted.
             restarts: how often the launcher has restarted the job: the attempt is at least this.
             max_bytes: bound on events, metrics and spans of this rank together.
-            owner: the training process that is written for; 0 for this one.
+            owner: process id of the training process; 0 for this process.
         """
         known = restarts if attempt is None else attempt
         directory = cls(root / folder_name(run_id), rank, max_bytes, run_id=run_id, owner=owner)
@@ -122,7 +122,7 @@ class RunDirectory:
                 directory = cls(root / folder_name(name), rank, max_bytes, run_id=name, owner=owner)
             previous = directory._previous_attempt()
             if previous >= 0 and directory._lease is not None and directory._lease.abandoned_here:
-                # An agent that was killed has counted this start, and put the flight file aside.
+                # An agent of this process that was killed has counted this start, and renamed the flight file.
                 previous -= 1
             else:
                 directory._archive_flight(previous)
@@ -138,11 +138,11 @@ class RunDirectory:
         return directory
 
     def _identify(self, *, again: bool = False) -> None:
-        """Writes what says which run and attempt this is; ``again``: what has been removed since."""
+        """Writes the attempt number and ``run.json``; ``again``: those that have been removed since, and the lease."""
         attempt, run = self.rank_path / "attempt", self.path / RUN_FILE
         if not again or not attempt.exists():
             replace_text(attempt, f"{self.attempt}\n")
-        # Rank 0 knows best. Until it has spoken, the rank that came first stands in for it.
+        # ``run.json`` is that of rank 0; until rank 0 has written it, that of the rank that started first.
         if (self.rank == 0 and not again) or not run.exists():
             replace_json(run, self._run)
         if not self._lock_path.exists() and (lease := RankLease.acquire(self._lock_path, self._owner)):
@@ -150,9 +150,10 @@ class RunDirectory:
             self._lease = lease
 
     def _take(self, known: int) -> bool:
-        """Takes the folder of the rank for this process, unless another live process writes to it.
+        """Takes the folder of the rank for this process, unless another live process writes to it; returns whether it did.
 
-        ``known`` attempts are those that the launcher, or the program, knows of.
+        ``known``: number of this attempt by the launcher or the program. If that is higher than the previous attempt, this one
+        continues the training in the folder; else a training that has ended there is archived first.
         """
         make_folder(self.path)
         check_run_folder(self.path, self.rank_path)
@@ -173,7 +174,7 @@ class RunDirectory:
         make_folder(home)
         self.rank_path.rename(home / self.rank_path.name)
         make_folder(self.rank_path)
-        with suppress(FileNotFoundError):  # the next attempt sends what has not been sent
+        with suppress(FileNotFoundError):  # stays: the new training sends what was not sent
             (home / self.rank_path.name / "spool").rename(self.rank_path / "spool")
         if not (home / RUN_FILE).exists():
             with suppress(RunDirectoryError):
@@ -186,7 +187,7 @@ class RunDirectory:
             for name in ("artifacts", "report.html"):
                 with suppress(FileNotFoundError):
                     (self.path / name).rename(home / name)
-        for old in before[: 2 - FLIGHTS_KEPT]:  # the newest and the one now put aside have theirs
+        for old in before[: 2 - FLIGHTS_KEPT]:  # the newest of them and ``home`` keep their flight files
             for path in (old / self.rank_path.name).glob("flight*.bin"):
                 path.unlink(missing_ok=True)
 
@@ -194,9 +195,9 @@ class RunDirectory:
     def again(
         cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES, owner: int = 0
     ) -> RunDirectory:
-        """Returns the folder ``rank`` of the run at ``path``, to go on where an earlier agent stopped.
+        """Returns the folder of ``rank`` in the run at ``path``, to continue where an earlier agent stopped.
 
-        Not writable where there is none, or where another process has it by now.
+        It is not writable if the folder does not exist, or another process has it by now.
         """
         directory = cls(path, rank, max_bytes, owner=owner)
         directory.attempt = attempt
@@ -208,11 +209,11 @@ class RunDirectory:
 
     @property
     def flight_path(self) -> Path:
-        """Where ``flight.bin`` of this attempt belongs."""
+        """Path of ``flight.bin`` of this attempt."""
         return self.rank_path / FLIGHT_FILE
 
     def describe(self, lines: OtlpLines) -> None:
-        """Sets what makes the lines of metrics and spans, with the resource attributes."""
+        """Sets the encoder of metrics and spans, which has the resource attributes."""
         self._lines = lines
 
     def export(self, batch: ExportBatch) -> None:
@@ -244,7 +245,7 @@ class RunDirectory:
         return True
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Closes the files, and gives the folder free."""
+        """Closes the files, and releases the lease on the folder."""
         del timeout_s
         if os.getpid() == self._pid:
             for file in self._files.values():
@@ -269,7 +270,7 @@ class RunDirectory:
     def _previous_attempt(self) -> int:
         try:
             text = read_word(self.rank_path / "attempt")
-        except OSError:  # of another user: not read
+        except OSError:  # a file of another user, which is not read
             return -1
         return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
@@ -291,9 +292,9 @@ def folder_name(run_id: str) -> str:
 
 
 def find_run(run: str | Path | None, root: Path) -> Path:
-    """Finds a run directory: given itself, the folder of one of its ranks, or a run id below ``root``; None is the newest.
+    """Finds a run directory by its path, the folder of one of its ranks, or a run id below ``root``; None: the newest.
 
-    A RunDirectoryError says what to do where there is none.
+    Raises a RunDirectoryError, with a remedy, if there is none.
     """
     if run is None:
         runs = [root / name for name in folders_in(root) if mark_of(root / name / RUN_FILE) is not None]
@@ -314,7 +315,7 @@ def find_run(run: str | Path | None, root: Path) -> Path:
 
 
 def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
-    """Returns the run directories of earlier trainings, or of those that ``rank`` took part in, the first one first."""
+    """Returns the run directories of earlier trainings, or only of those that ``rank`` took part in, oldest first."""
     names = [name for name in folders_in(run) if re.fullmatch(f"{TRAINING}[1-9][0-9]{{0,8}}", name)]
     found = [run / name for name in sorted(names, key=lambda name: int(name[len(TRAINING) :]))]
     return [path for path in found if rank is None or is_folder(path / f"rank{rank}")]
@@ -329,9 +330,9 @@ def state_in_summary(rank_dir: Path) -> str:
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
-    """Returns the seconds from the last event of the ``previous`` attempt, whose flight file was moved, to this start.
+    """Returns the seconds from the last event of the ``previous`` attempt, by its renamed flight file, to this start.
 
-    None if there was none (it is negative), if it had finished (then no time was lost), or if its file does not say.
+    None if ``previous`` is negative, if that attempt had finished (then no time was lost), or if the file has no events.
     """
     if previous < 0 or state_in_summary(rank_dir) == "finished":
         return None
@@ -358,7 +359,7 @@ _held: dict[tuple[int, int], RankLease] = {}
 
 
 class RankLease:
-    """A POSIX lock on a file that also contains the process that holds it, and the one that it is held for.
+    """A POSIX lock on a file that contains the process that holds the lock, and the training process that it is held for.
 
     A forked child (a DataLoader worker) does not inherit the lock, so a worker that outlives its parent does not keep it.
     On a network file system it also excludes other hosts. One process may acquire it several times.
@@ -405,7 +406,7 @@ class RankLease:
             return lease
 
     def reacquired(self, owner: str) -> RankLease | None:
-        """Counts one more session; None where this is held for another process, which lives."""
+        """Returns the lease again, for one more session; None while it is held for another live process."""
         if owner != self._owner and _lives(self._owner):
             return None
         self._owner = owner
@@ -424,7 +425,7 @@ class RankLease:
             os.close(self._descriptor)
 
     def _write(self, text: str) -> None:
-        with suppress(OSError):  # on a full disk the lock holds without the text
+        with suppress(OSError):  # on a full disk the lock is held without the text
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, f"{text}\n".encode())
 
@@ -444,9 +445,9 @@ def _locked(descriptor: int, content: str) -> bool:
     except OSError as error:
         if error.errno in _TAKEN:
             return False
-        # The file system has no locks: on this host the process named in the file holds the lease while it lives.
-        theirs, _, state = content.partition(" ")
-        return state == _CLOSED or not _lives(theirs) or theirs == process_mark(os.getpid())
+        # The file system has no locks: the process named in the file holds the lease while it lives, on this host only.
+        holder, _, state = content.partition(" ")
+        return state == _CLOSED or not _lives(holder) or holder == process_mark(os.getpid())
     return True
 
 

@@ -1,10 +1,10 @@
 """The queue of unsent OTLP requests: lines of OTLP/JSON on disk, or in memory without a disk.
 
 Every request is appended to a segment, a file of whole lines. Requests are sent from the oldest segment on, and a
-segment is removed when all of it is done. ``<name>.offset`` says how far that is. Whoever sends holds a file lock on
-it: the running process, the next start of the run or ``otel-train replay``, one at a time, and each goes on where
-the one before it stopped. An appender holds a lock on its own segment for the time of one write, so that no segment
-is removed under it. No call here waits for a lock. A segment that cannot be read stays, and holds up none behind it.
+segment is removed when all of it is sent. ``<name>.offset`` has the segment and offset up to which requests are done. A
+sender holds a file lock on it: the running process, the next start of the run or ``otel-train replay``, one at a time, and
+each continues where the one before it stopped. An appender holds a lock on its own segment during a write, so that the
+segment is not removed then. No call waits for a file lock. A segment that cannot be read stays, and later ones are sent.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 FOLDER: Final = "spool"
 REJECTED: Final = "rejected"
 NAMES: Final = {"metrics": "metrics", "traces": "spans"}
-"""Signal to what its files are called, as in the run directory."""
+"""Beginning of the file names of a signal, as in the run directory."""
 
 DEFAULT_MAX_BYTES: Final = 64 << 20
 """Hours of snapshots at the default interval, and little enough for any scratch disk."""
 
 MEMORY_BYTES: Final = 4 << 20
-"""What waits in memory, per signal, where the disk cannot be written."""
+"""Most bytes per signal that wait in memory if the disk cannot be written."""
 
 MOST_LINE_BYTES: Final = 16 << 20
-"""Longest line that is read. A request has a hundredth of that."""
+"""Longest line that is read; a request has about a hundredth of that."""
 
 _SEGMENTS: Final = 8
-"""Segments in a full queue: so much of it is dropped at once."""
+"""Segments of a full queue: one of them, an eighth, is dropped at once."""
 
 _REJECTED_BYTES: Final = 16 << 20
 _SUFFIX: Final = ".otlp.jsonl"
@@ -65,7 +65,7 @@ _STATE_BYTES: Final = 24
 _STATE: Final = re.compile(rb"(0[0-9]{9}) ([0-9]{12})\n")
 
 _held: set[int] = set()
-"""Descriptors with a lock. A forked child lets go of its copies, else they would keep the lock of a dead parent."""
+"""Descriptors with a lock. A forked child closes its copies, which would keep the lock after the death of the parent."""
 
 
 def _release_in_child() -> None:
@@ -90,7 +90,7 @@ class SpooledRequest(NamedTuple):
 class SpoolQueue:
     """The unsent requests of one signal. ``append`` may be called from any thread, the rest from the sending thread.
 
-    Nothing raises: what the disk does not take waits in memory, bounded, and goes to disk when that is possible again.
+    No call raises: requests that the disk does not take wait in memory, bounded, and are written when that is possible again.
 
     Args:
         directory: the folder of the rank; None keeps everything in memory.
@@ -110,7 +110,7 @@ class SpoolQueue:
         on_error: Callable[[OSError], None] = lambda _error: None,
     ) -> None:
         self.folder = directory / FOLDER if directory is not None else None
-        self.torn = 0  # lines that a crash had left half written
+        self.torn = 0  # incomplete lines, left by a crash, that were removed
         self._name = NAMES[signal]
         self._pattern = re.compile(rf"{self._name}-(0[0-9]{{9}}){re.escape(_SUFFIX)}")
         self._max_bytes = max_bytes
@@ -118,11 +118,11 @@ class SpoolQueue:
         self._on_error = on_error
         self._guard = free_in_forks(threading.Lock())
         self._memory: deque[bytes] = deque()
-        self._memory_sent = False  # the first of them is under way
+        self._memory_sent = False  # whether the first of them is being sent
         self._fd = -1
-        self._number = 0  # of the segment being written
+        self._number = 0  # number of the segment being written
         self._state_fd = -1
-        self._done = (0, 0)  # what could not be written to the offset file
+        self._done = (0, 0)  # segment and offset that could not be written to the offset file
 
     # -- the appending side ------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class SpoolQueue:
             self._trim(len(data))
             append_whole(self._fd, data, size)
         except OSError:
-            if not size:  # else every try on a full disk would leave an empty one
+            if not size:  # else every try on a full disk would leave an empty segment
                 with suppress(OSError):
                     self._segment(self._number).unlink()
             raise
@@ -179,14 +179,14 @@ class SpoolQueue:
             status = os.fstat(self._fd)
             if status.st_nlink:
                 return status.st_size
-        self._close_segment()  # all of it is sent, or another process reads it right now
+        self._close_segment()  # it was removed because all of it is sent, or the sender holds its lock
         return None
 
     def _new_segment(self) -> None:
         assert self.folder is not None
         self._close_segment()
         make_folder(self.folder)
-        # Made before anything is appended: when the disk is full later, the offset needs no more space.
+        # The offset file is created before anything is appended: it needs no more space when the disk is full later.
         state = self._open_state()
         try:
             number = max([self._sent_until(state)[0], *self._numbers()])
@@ -197,7 +197,7 @@ class SpoolQueue:
             with suppress(FileExistsError):
                 self._fd = open_to_write(self._segment(number), append=True, new=True)
                 self._number = number
-                # Until it is locked it is an empty segment, which whoever sends may remove.
+                # Until it is locked it is an empty segment, which a sender may remove.
                 if _locked(self._fd) and os.fstat(self._fd).st_nlink:
                     return
                 self._close_segment()
@@ -213,7 +213,7 @@ class SpoolQueue:
         """Drops the oldest segments until there is enough space. Requests being sent from one may count as dropped, too."""
         found: dict[int, os.stat_result] = {}
         for number in self._numbers():
-            with suppress(FileNotFoundError):  # all of it was sent meanwhile
+            with suppress(FileNotFoundError):  # removed meanwhile, because all of it was sent
                 found[number] = self._segment(number).stat()
         total = sum(status.st_size for status in found.values()) + needed_bytes
         own = os.fstat(self._fd).st_ino
@@ -234,13 +234,13 @@ class SpoolQueue:
 
     @contextmanager
     def sending(self) -> Iterator[bool]:
-        """Keeps other threads and processes from sending from this queue until the block ends. Gives whether that is granted."""
+        """Locks this queue against sending by other threads and processes for the block. Yields False if it is locked already."""
         try:
             self._state_fd = self._take_state()
         except BlockingIOError:
             yield False
             return
-        except OSError as error:  # no disk: what is in memory can be sent
+        except OSError as error:  # without the disk, requests in memory can be sent
             self._on_error(error)
         try:
             yield True
@@ -266,7 +266,7 @@ class SpoolQueue:
             return SpooledRequest(self._memory[0])
 
     def after(self, head: SpooledRequest) -> SpooledRequest | None:
-        """Returns the request behind one on disk; None when there is none. Inside ``sending`` only."""
+        """Returns the request behind ``head``, if both are on disk, else None. Inside ``sending`` only."""
         if head.segment < 0:
             return None
         with suppress(OSError):
@@ -295,7 +295,7 @@ class SpoolQueue:
         """Moves a request that will never be accepted to ``spool/rejected/``, with the reason."""
         if self.rejected_file is not None:
             lines = BoundedLines(self.rejected_file, max_bytes=_REJECTED_BYTES, on_error=self._on_error)
-            # Where there is not enough space, the oldest of them go, or this one: that is counted once more.
+            # If there is not enough space, the oldest rejected requests are dropped, or this one, and counted once more.
             written = lines.append(_rejected_line(reason, head.line))
             lost = lines.dropped_lines if written else records_in(head.line)
             lines.close()
@@ -305,13 +305,13 @@ class SpoolQueue:
 
     @property
     def unsaved(self) -> int:
-        """How many requests are in memory alone, but for one that is being written just now."""
-        being_written = self._guard.locked()  # for as long as a disk hangs
+        """Number of requests that are in memory only, without one that is being written at this moment."""
+        being_written = self._guard.locked()  # held as long as a disk hangs
         return max(0, len(self._memory) - being_written)
 
     @property
     def rejected_file(self) -> Path | None:
-        """Where requests that were refused for good lie, each with its reason; None without a directory."""
+        """File of the requests that were rejected for good, each with its reason; None without a directory."""
         return None if self.folder is None else self.folder / REJECTED / f"{self._name}.jsonl"
 
     def waiting(self) -> Iterator[bytes]:
@@ -335,7 +335,7 @@ class SpoolQueue:
             if mine and self._state_fd >= 0 and self.head() is None and not self._numbers():
                 self._state_path.unlink(missing_ok=True)
                 self._done = (0, 0)
-                self.folder.rmdir()  # unless the other signal has something to say
+                self.folder.rmdir()  # fails if the other signal has files there
 
     def _take_state(self) -> int:
         """Returns the descriptor of the offset file, locked; -1 without one. BlockingIOError: another process holds the lock."""
@@ -350,7 +350,7 @@ class SpoolQueue:
             with suppress(FileNotFoundError):
                 if self._state_path.stat().st_ino == os.fstat(fd).st_ino:
                     return fd
-            _release(fd)  # removed by the process that held it before
+            _release(fd)  # the process that held the lock before has removed the file
 
     @property
     def _state_path(self) -> Path:
@@ -374,23 +374,23 @@ class SpoolQueue:
         return fd
 
     def _clear_state_path(self) -> None:
-        """Removes what lies in place of the offset file, such as a pipe: it says as little as a damaged one."""
+        """Removes a pipe, link or folder in place of the offset file, which then counts as damaged."""
         if self._state_path.is_dir() and not self._state_path.is_symlink():
             self._state_path.rmdir()
         else:
             self._state_path.unlink(missing_ok=True)
 
-    def _sent_until(self, fd: int) -> tuple[int, int]:  # number of a segment, and up to where it is done
-        found = _STATE.fullmatch(os.pread(fd, _STATE_BYTES, 0))  # what is damaged says nothing
+    def _sent_until(self, fd: int) -> tuple[int, int]:  # number of a segment, offset up to which it is done
+        found = _STATE.fullmatch(os.pread(fd, _STATE_BYTES, 0))  # a damaged file counts as nothing sent
         return max((int(found[1]), int(found[2])) if found else (0, 0), self._done)
 
     def _offset(self, number: int, state: int, fd: int) -> int:
-        """Returns up to where a segment, open as ``fd``, is sent. What is not the end of a line of it is another file's."""
+        """Returns up to where a segment, open as ``fd``, is sent; 0 if that is no end of a line: the offset is of another file."""
         segment, offset = self._sent_until(state)
         return offset if segment == number and offset and os.pread(fd, 1, offset - 1) == b"\n" else 0
 
     def _read(self, number: int, offset: int | None = None) -> SpooledRequest | None:
-        """Returns the request at an offset of a segment; None: at the first that is not sent."""
+        """Returns the request at ``offset`` of a segment (None: the first that is not sent), if it is a whole line."""
         with open_binary(self._segment(number)) as file:
             file.seek(self._offset(number, self._state_fd, file.fileno()) if offset is None else offset)
             line = file.readline(MOST_LINE_BYTES)
@@ -406,7 +406,7 @@ class SpoolQueue:
     def _finished(self, number: int, *, torn: bool = False) -> bool:
         """Removes a segment if all of it is sent. Returns whether it was removed.
 
-        ``torn``: it has no further whole line, so that what is left was torn off by a crash.
+        ``torn``: there is no further whole line, so that the rest was left incomplete by a crash.
         """
         path = self._segment(number)
         fd = open_below(path)
@@ -426,10 +426,10 @@ class SpoolQueue:
 
     @contextmanager
     def _passing_over(self, number: int) -> Iterator[None]:
-        """Ends the block where a segment cannot be read. Read later, what was sent of it may arrive twice."""
+        """Ends the block if a segment cannot be read. If it can be read later, its requests may be sent twice."""
         try:
             yield
-        except FileNotFoundError:  # it was dropped meanwhile, for want of space
+        except FileNotFoundError:  # it was dropped meanwhile, for lack of space
             pass
         except OSError as error:
             error.filename = error.filename or str(self._segment(number))
@@ -461,7 +461,7 @@ def _state(segment: int, offset: int) -> bytes:
 
 
 def _locked(fd: int) -> bool:
-    """Locks a file unless it is locked. Without locks in the file system every call succeeds."""
+    """Locks a file; returns False if it is locked already. On a file system without locks every call returns True."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -484,7 +484,7 @@ def _release(fd: int) -> None:
 
 
 class RejectedRequest(NamedTuple):
-    """A line of the file, and its request; None if the line cannot be read."""
+    """A line of the file of rejected requests, and its request; None if the line cannot be read."""
 
     stored: str
     request: bytes | None
@@ -507,9 +507,9 @@ def rejected_in(path: Path) -> list[RejectedRequest]:
 
 
 def send_again(path: Path, send: Callable[[bytes], ExportResponse | None]) -> list[ExportResponse]:
-    """Sends every request again, with the lock of the queue, and removes those that are accepted; returns the good answers.
+    """Sends every rejected request again, and removes those that are accepted; returns the responses.
 
-    ``send`` returns None as soon as the collector does not respond.
+    The caller holds the lock of the queue. ``send`` returns None as soon as the Collector does not respond.
     """
     waiting = rejected_in(path)
     answers: list[ExportResponse] = []
@@ -526,7 +526,7 @@ def send_again(path: Path, send: Callable[[bytes], ExportResponse | None]) -> li
                 if not answer.accepted:
                     left.append(_rejected_line(answer.reason, entry.request))
             waiting.pop(0)
-    finally:  # Ctrl-C in the middle must not send twice what has arrived
+    finally:  # also on Ctrl-C, so that accepted requests are not sent again
         _keep(path, [*left, *(entry.stored for entry in waiting)])
     return answers
 
@@ -537,14 +537,14 @@ def _keep(path: Path, stored: list[str]) -> None:
     predecessor(path).unlink(missing_ok=True)
     if not stored:
         path.unlink(missing_ok=True)
-        with suppress(OSError):  # the other signal may have something there
+        with suppress(OSError):  # the other signal may have a file there
             path.parent.rmdir()
 
 
 def requests_left(run: Path) -> dict[str, Any]:
-    """Counts what the Collector has not accepted of a run, for ``console.summary.undelivered``.
+    """Counts the requests of a run that the Collector has not accepted, for ``console.summary.undelivered``.
 
-    What cannot be read is not counted, and nothing is locked.
+    Files that cannot be read are not counted. No locks are taken.
     """
     waiting = rejected = 0
     for rank, signal in product(rank_folders(run).values(), NAMES):
