@@ -204,7 +204,7 @@ class SpanBuilder:
         self._names = names
         self._device_ns = device_ns
         self._run = SpanLink(ids.trace("run"), ids.own("run"))
-        self._passes = 0  # spans so far in traces of their own, which their ids are hashed from
+        self._passes = 0  # spans so far in traces of their own: hashed into their ids
         self._spans: list[Span] = []
         self._events: list[Event] = []
 

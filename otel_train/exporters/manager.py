@@ -68,7 +68,7 @@ class ExportManager:
         *, origins: Mapping[str, str], shared: SharedExporters,
     ) -> None:  # fmt: skip
         self._shared = shared
-        known = directory.run_id  # "" where the telemetry of an ended process is finished
+        known = directory.run_id  # "" in the folder that an agent before this one opened
         self.info = info.placed(known, directory.training, directory.attempt) if known else info
         self.origins = origins
         # Settings from the environment or a file that are wrong, and not used.

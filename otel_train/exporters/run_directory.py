@@ -60,7 +60,7 @@ FLIGHTS_KEPT = 3
 TRAINING = "training-"
 """Beginning of the folder name of an earlier training; its number follows."""
 
-_MOST_AT_ONCE = 4096  # live processes with the same run id and rank; each gets a number behind the id
+_MOST_AT_ONCE = 4096  # most live processes with one run id and rank; each gets a number behind the id
 
 _SHARES = {EVENTS_FILE: 1 / 8, METRICS_FILE: 5 / 8, SPANS_FILE: 2 / 8}
 
@@ -81,7 +81,7 @@ class RunDirectory:
         self.training = 1  # from 1; increased after each finished training of this rank in the run
         self.attempt = 0  # from 0; increased at each restart of this training
         self.previous_attempt = -1  # attempt whose flight file was renamed; -1 for none
-        self.writable = False  # whether the folder could be made
+        self.writable = False  # whether the folder was created and is leased
         self.faults = 0  # writes that failed
         self._lease: RankLease | None = None
         self._lock_path = path / f"rank{rank}.lock"

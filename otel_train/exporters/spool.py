@@ -276,7 +276,7 @@ class SpoolQueue:
         return None
 
     def remove(self, head: SpooledRequest) -> None:
-        """Removes a request durably, also if this process is killed right now."""
+        """Removes a request. The offset is written at once, without fsync: it survives if this process is killed."""
         if head.segment < 0:
             with self._guard:
                 if self._memory_sent and self._memory:
