@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 
 MOST_POINTS = 500
-"""Points of a timeline; each stands for the highest of its neighbourhood, so that a peak is never lost."""
+"""Points of a memory timeline at most. Each is the maximum of its interval, so that no peak is lost."""
 
-PEAKS = 5
-MOST_LISTED = 10
+PEAKS = 5  # peaks listed for a device
+MOST_LISTED = 10  # longest gaps of a device, and kernels of the critical path, that are listed
 
 
 def allocations(timeline: TraceTimeline) -> list[dict[str, Any]]:
-    """Returns the peak and timeline of allocated memory per device; empty if the trace has none.
+    """Returns peaks and timeline of the allocated memory of each device; empty if the trace has no memory events.
 
-    A peak is the highest point of one step, the highest first. Without steps there is one.
+    A peak is the maximum within one step; the highest come first. A trace without steps has one peak.
     """
     memory = timeline.trace.memory
-    said = memory.allocated >= 0
+    known = memory.allocated >= 0
     found = []
-    devices = zip(memory.device_type[said].tolist(), memory.device_id[said].tolist(), strict=True)
+    devices = zip(memory.device_type[known].tolist(), memory.device_id[known].tolist(), strict=True)
     for device_type, device_id in sorted(set(devices)):
-        here = np.flatnonzero(said & (memory.device_type == device_type) & (memory.device_id == device_id))
-        here = here[np.argsort(memory.at_ns[here], kind="stable")]
-        at, allocated, reserved = memory.at_ns[here], memory.allocated[here], memory.reserved[here]
+        rows = np.flatnonzero(known & (memory.device_type == device_type) & (memory.device_id == device_id))
+        rows = rows[np.argsort(memory.at_ns[rows], kind="stable")]
+        at, allocated, reserved = memory.at_ns[rows], memory.allocated[rows], memory.reserved[rows]
         found.append(
             {
                 "device": "cpu" if device_type == 0 else f"cuda:{device_id}",
                 "peaks": _peaks(timeline, at, allocated, reserved),
                 "timeline": _timeline(at, allocated),
-                "allocations": int((memory.change[here] > 0).sum()),
+                "allocations": int((memory.change[rows] > 0).sum()),
                 "step_end_bytes": _step_ends(timeline, at, allocated),
             }
         )
@@ -72,7 +72,7 @@ def _peaks(timeline: TraceTimeline, at: Ints, allocated: Ints, reserved: Ints) -
 
 
 def _step_ends(timeline: TraceTimeline, at: Ints, allocated: Ints) -> list[int]:
-    """Returns the bytes allocated at the end of every step in which something was allocated."""
+    """Returns the allocated bytes at the end of each step that has a memory event."""
     if not timeline.steps.counted:
         return []
     place = np.searchsorted(at, timeline.steps.end_ns, side="right")
@@ -81,7 +81,7 @@ def _step_ends(timeline: TraceTimeline, at: Ints, allocated: Ints) -> list[int]:
 
 
 def _timeline(at: Ints, allocated: Ints) -> list[list[float]]:
-    """Returns [seconds, bytes] pairs."""
+    """Returns at most ``MOST_POINTS`` pairs of [seconds, bytes]."""
     starts = np.unique(np.linspace(0, at.size, min(at.size, MOST_POINTS), endpoint=False).astype(np.int64))
     highest = np.maximum.reduceat(allocated, starts)
     return [[float(second), int(size)] for second, size in zip(at[starts] / NS_PER_S, highest, strict=True)]
@@ -89,15 +89,15 @@ def _timeline(at: Ints, allocated: Ints) -> list[list[float]]:
 
 OTHER = "other"
 MOST_STEPS = 1000
-"""Steps listed one by one; all are in the sums."""
+"""Steps listed one by one at most; sums are over all steps."""
 
 
 def breakdown(timeline: TraceTimeline) -> dict[str, Any]:
     """Returns host and device seconds of every stage, over all steps and step by step.
 
     Host seconds are those in which the stage was the innermost one; with ``other``, the time in no stage, they
-    add up to ``seconds``, the length of the steps. Device seconds are those of the work that the stage launched,
-    whenever that ran; they may overlap and do not add up to anything.
+    add up to ``seconds``, the length of the steps. Device seconds are the durations of what the stage launched, whenever it
+    ran. Kernels of several streams run at once, so device seconds may add up to more than ``seconds``.
     """
     steps, stages = timeline.steps, timeline.stages
     window = steps.start_ns, steps.end_ns
@@ -129,7 +129,7 @@ def breakdown(timeline: TraceTimeline) -> dict[str, Any]:
 
 
 def temporal(timeline: TraceTimeline) -> dict[str, float] | None:
-    """Splits the time from the first to the last thing on the device into computing, other work and idle. Seconds and shares.
+    """Splits the time from the first to the last device event into compute, other work and idle, in seconds and shares.
 
     Source: "temporal breakdown" of HolisticTraceAnalysis; the three add up to ``seconds``.
     """
@@ -147,7 +147,7 @@ def temporal(timeline: TraceTimeline) -> dict[str, float] | None:
 
 
 def _device_by_stage(timeline: TraceTimeline) -> Mapping[str, float]:
-    """Returns the seconds of the steps' device work by the stage that was open when it was launched."""
+    """Returns the seconds of device work of the steps by the stage that was open when it was launched."""
     launched = timeline.launches
     known = (launched.row >= 0) & timeline.in_steps
     if not known.any():
@@ -198,39 +198,38 @@ def _spread(length: Ints) -> dict[str, float]:
 
 
 SLACK_NS = 20_000
-"""A wait for the device that ends no later than this after it fell idle has drained it: the call takes some 10 us to return."""
+"""Longest time from the end of the last kernel to the return of a call that waited for it. The call takes some 10 us to return."""
 
 
 def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
-    """Returns the idle time of the device within the steps, by its cause; None where nothing ran on a device, or the steps have no length.
+    """Returns the idle time of the device within the steps, by cause; None if nothing ran on a device, or the steps have no length.
 
-    A gap is an interval in which nothing ran; of one that reaches beyond a step, the part within steps counts. Each
-    instant of it has one cause:
+    A gap is an interval within the steps in which no kernel or copy ran. Each instant of a gap has one cause:
 
-    - ``data``: the training thread was waiting for a batch, and the kernel that ends the gap was not launched yet;
-    - ``sync``: likewise not launched, because the host had waited until the device was done, and then had to begin
-      filling its queue anew;
-    - ``host``: likewise not launched, the host being busy with something else;
-    - ``kernel_gap``: it was launched, and the device took that long to begin it: other streams, dependencies, latency.
+    - ``data``: the next kernel was not launched yet, and the training thread was waiting for a batch;
+    - ``sync``: the next kernel was not launched yet, because the host was waiting for the device when the gap began: the
+      device's queue was empty, and the host had to fill it again;
+    - ``host``: the next kernel was not launched yet, and the host was busy with something else;
+    - ``kernel_gap``: the next kernel was launched, and the device had not begun it: other streams, dependencies, latency.
 
     The four add up to ``seconds``.
     """
     within, data = timeline.within, timeline.stages.data
     if not (timeline.device.size and within.total_ns):
         return None
-    found = intervals.gaps(timeline.busy, int(within.start_ns[0]), int(within.end_ns[-1]))
-    length = intervals.covered(within, found.start_ns, found.end_ns)
-    found, length = Intervals(found.start_ns[length > 0], found.end_ns[length > 0]), length[length > 0]
-    # Until here the launch of the next kernel had not returned.
-    late = np.clip(_next_launch(timeline, found), found.start_ns, found.end_ns)
-    data_ns = intervals.covered(intervals.intersect(data, within), found.start_ns, late)
-    rest_ns = intervals.covered(within, found.start_ns, late) - data_ns
-    drained = _drained(timeline, found)
+    gaps = intervals.gaps(timeline.busy, int(within.start_ns[0]), int(within.end_ns[-1]))
+    length = intervals.covered(within, gaps.start_ns, gaps.end_ns)
+    gaps, length = Intervals(gaps.start_ns[length > 0], gaps.end_ns[length > 0]), length[length > 0]
+    # In each gap, when the launch of the next kernel returned.
+    launched = np.clip(_next_launch(timeline, gaps), gaps.start_ns, gaps.end_ns)
+    data_ns = intervals.covered(intervals.intersect(data, within), gaps.start_ns, launched)
+    rest_ns = intervals.covered(within, gaps.start_ns, launched) - data_ns
+    drained = _drained(timeline, gaps)
     by_cause = {
         "data": data_ns,
         "sync": np.where(drained, rest_ns, 0),
         "host": np.where(drained, 0, rest_ns),
-        "kernel_gap": intervals.covered(within, late, found.end_ns),
+        "kernel_gap": intervals.covered(within, launched, gaps.end_ns),
     }
     idle_ns, whole = int(length.sum()), within.total_ns
     return {
@@ -244,20 +243,20 @@ def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
             }
             for name, part in by_cause.items()
         },
-        "longest": _longest(timeline, found, length, by_cause),
+        "longest": _longest(timeline, gaps, length, by_cause),
     }
 
 
 def _next_launch(timeline: TraceTimeline, found: Intervals) -> Ints:
-    """Returns the end of the launch of the kernel after each gap.
+    """Returns when the launch of the kernel after each gap returned.
 
-    Where the trace does not say, the gap is taken for one in the device's queue; a gap that no kernel ends is the host's.
+    A kernel without a known launch counts as launched before the gap. In a gap after the last kernel, none was launched.
     """
     spans, rows = timeline.trace.spans, timeline.device
     place = np.searchsorted(spans.start_ns[rows], found.end_ns)
-    ends = place < rows.size
-    known = timeline.launches.end_ns[np.minimum(place, rows.size - 1)]
-    return np.where(ends, np.where(known >= 0, known, found.start_ns), found.end_ns)
+    has_next = place < rows.size
+    launch_end_ns = timeline.launches.end_ns[np.minimum(place, rows.size - 1)]
+    return np.where(has_next, np.where(launch_end_ns >= 0, launch_end_ns, found.start_ns), found.end_ns)
 
 
 def _drained(timeline: TraceTimeline, found: Intervals) -> Flags:
@@ -289,10 +288,10 @@ def _longest(
 
 
 def overlap(timeline: TraceTimeline) -> dict[str, Any] | None:
-    """Returns the time of communication, and what of it nothing hides; None where no collective ran.
+    """Returns the time in collectives, and how much of it no compute kernel overlaps; None if no collective ran.
 
-    ``overlap_share`` is the share of the time of communication in which a kernel computes. The rest is exposed:
-    the device does nothing else but, at most, copy.
+    ``overlap_share`` is the share of the communication time in which a compute kernel runs. The rest is exposed: the
+    device does nothing else, except copies.
 
     Source: "communication computation overlap" of HolisticTraceAnalysis.
     """
@@ -324,21 +323,21 @@ COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 
 
 class PathSegment(NamedTuple):
-    """A part of the chain."""
+    """A segment of the critical path."""
 
     what: str
     start_ns: int
     end_ns: int
-    row: int = -1  # what ran, for work on the device
+    row: int = -1  # of the kernel or copy in ``Trace.spans``; -1 for other segments
 
 
 def critical_path(timeline: TraceTimeline) -> dict[str, Any] | None:
     """Returns the critical path of the median step.
 
-    It is walked backwards from the end of the step. The host is followed to the last call that waited for the
-    device; from there the device, kernel by kernel: to what ended last before it began, or to its launch if that
-    came later. What waits for what between streams is taken from the times, since traces do not say. The links
-    add up to the step.
+    It is searched backwards from the end of the step: along the host to the last call that waited for the device, then
+    along the device, from each kernel to the one that ended last before it, or to its launch if that returned later. From a
+    launch the search goes on along the host. Dependencies between streams are inferred from times, since traces do not
+    contain them. The segments add up to the step.
     """
     steps = timeline.steps
     if not timeline.trace.spans.name.size:
@@ -346,21 +345,21 @@ def critical_path(timeline: TraceTimeline) -> dict[str, Any] | None:
     length = steps.end_ns - steps.start_ns
     place = int(np.argsort(length, kind="stable")[(length.size - 1) // 2])
     start, end = int(steps.start_ns[place]), int(steps.end_ns[place])
-    links = list(_PathSearch(timeline, start).back_from(end))
+    segments = list(_PathSearch(timeline, start).back_from(end))
     sums = Counter[str]()
-    for link in links:
-        sums[link.what] += link.end_ns - link.start_ns
+    for segment in segments:
+        sums[segment.what] += segment.end_ns - segment.start_ns
     return {
         "step": int(steps.number[place]) if steps.counted else None,
         "seconds": (end - start) / NS_PER_S,
         "parts": {what: ns / NS_PER_S for what, ns in sums.most_common() if ns},
-        "kernels": _kernels(timeline, links),
-        "host_stages": _host_stages(timeline, links),
+        "kernels": _kernels(timeline, segments),
+        "host_stages": _host_stages(timeline, segments),
     }
 
 
 class _PathSearch:
-    """Follows the chain backwards within one step."""
+    """Follows the critical path backwards within one step."""
 
     def __init__(self, timeline: TraceTimeline, start: int) -> None:
         spans, device = timeline.trace.spans, timeline.device
@@ -376,7 +375,7 @@ class _PathSearch:
         self._sync_end = np.maximum.accumulate(spans.end_ns[timeline.synchronizing])
 
     def back_from(self, end: int) -> Iterator[PathSegment]:
-        """Links from ``end`` to the start of the step, the last one first."""
+        """Yields the segments from ``end`` to the start of the step, the last one first."""
         at, sync, kernel = end, self._sync_end.size, self._rows.size
         while at > self._start:
             sync = min(sync, int(np.searchsorted(self._sync_end, at, side="right"))) - 1
@@ -392,13 +391,13 @@ class _PathSearch:
                 continue
             yield PathSegment(HOST, returned, at)
             yield PathSegment(SYNC, int(self._ends[last]), returned)
-            for link in self._on_device(last):
-                yield link
-                at = link.start_ns
+            for segment in self._on_device(last):
+                yield segment
+                at = segment.start_ns
             kernel = last
 
     def _on_device(self, place: int) -> Iterator[PathSegment]:
-        """Links on the device, back to a launch or to the start of the step."""
+        """Yields the segments on the device, back to a launch or to the start of the step."""
         while True:
             begun, ended = int(self._begins[place]), int(self._ends[place])
             what = (COMPUTE, COMMUNICATION, COPY)[self._what[place]]
@@ -420,16 +419,16 @@ class _PathSearch:
 
 def _kernels(timeline: TraceTimeline, links: list[PathSegment]) -> list[dict[str, Any]]:
     sums = defaultdict[str, list[int]](list)
-    for link in links:
-        if link.row >= 0:
-            sums[timeline.name(link.row)].append(link.end_ns - link.start_ns)
+    for segment in links:
+        if segment.row >= 0:
+            sums[timeline.name(segment.row)].append(segment.end_ns - segment.start_ns)
     ranked = sorted(sums.items(), key=lambda item: -sum(item[1]))[:MOST_LISTED]
     return [{"name": name, "count": len(spent), "seconds": sum(spent) / NS_PER_S} for name, spent in ranked]
 
 
 def _host_stages(timeline: TraceTimeline, links: list[PathSegment]) -> dict[str, float]:
-    """Returns the seconds of the host's links by the stage that was open."""
-    spent = [(link.start_ns, link.end_ns) for link in links if link.what == HOST]
+    """Returns the seconds of the host segments by the stage that was open."""
+    spent = [(segment.start_ns, segment.end_ns) for segment in links if segment.what == HOST]
     host = intervals.union(*zip(*spent, strict=True)) if spent else intervals.NOTHING
     found = {name: intervals.intersect(host, parts).total_ns for name, parts in timeline.stages.own.items()}
     found[OTHER] = host.total_ns - sum(found.values())

@@ -1,4 +1,4 @@
-"""Events of a trace as columns, and what is in their arguments."""
+"""Reads a trace into columns: events, their kinds, memory events and metadata."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 MOST_NAMES = 1_000_000
-"""Different names kept; a trace has thousands. Those beyond share one."""
+"""Distinct names kept at most; a trace has thousands. All further names count as ``OTHER``."""
 
 OTHER = "(other)"
 NS_PER_US = 1000
 LONGEST_US = 366 * 86400 * 1e6
-"""A trace is shorter than a year: events further than that from the median one carry no instant."""
+"""One year. The timestamp of an event that is further than this from the median one is invalid."""
 
-_LARGEST_CODE = 2**31 - 1
+_LARGEST_CODE = 2**31 - 1  # of int32
 _TIMES = attrgetter("ts", "dur")
 _ASSOCIATIONS = attrgetter("correlation", "stream")
 _DEVICE = attrgetter("occupancy", "group", "collective")
@@ -39,9 +39,9 @@ _MEMORY = attrgetter("change", "allocated", "reserved", "device_type", "device_i
 
 
 class NameCodes(dict[Any, int]):
-    """Numbers names in the order of their appearance; those beyond ``MOST_NAMES`` share a number."""
+    """Numbers names in the order of their appearance; those after the first ``MOST_NAMES`` share a number."""
 
-    def __missing__(self, thing: Any) -> int:  # Any: what is numbered
+    def __missing__(self, thing: Any) -> int:  # Any: a name, or a (pid, tid)
         if len(self) >= MOST_NAMES:
             return self.setdefault(OTHER, MOST_NAMES)
         number = self[thing] = len(self)
@@ -53,18 +53,18 @@ class NameCodes(dict[Any, int]):
 
 
 class Spans(NamedTuple):
-    """Complete events (``ph`` X). Instants are since the first event; names, categories and lanes are numbers."""
+    """Complete events (``ph`` X) as columns. Times count from the first event; names, categories and lanes are ``NameCodes``."""
 
     name: Codes
     category: Codes
     lane: Codes  # (pid, tid)
     start_ns: Ints
     dur_ns: Ints  # 0 or more
-    correlation: Ints  # the same on a launch and on what it launched; -1 where not said
+    correlation: Ints  # equal for a launch and the kernel that it launched; -1 if missing
     stream: Codes  # -1 on the host
-    occupancy: NDArray[np.float32]  # estimated, percent; NaN where not said
-    group: Codes  # name of the process group; that of "" where not said
-    collective: Codes  # name of the collective; that of "" where not said
+    occupancy: NDArray[np.float32]  # estimated, percent; NaN if missing
+    group: Codes  # name of the process group; the code of "" if missing
+    collective: Codes  # name of the collective; the code of "" if missing
 
     @property
     def end_ns(self) -> Ints:
@@ -82,18 +82,18 @@ class Memory(NamedTuple):
 
     at_ns: Ints  # since the first event
     change: Ints  # below zero for a release
-    allocated: Ints  # in live tensors from then on
-    reserved: Ints  # from the driver
+    allocated: Ints  # in live tensors, after the event
+    reserved: Ints  # obtained from the driver
     device_type: Ints  # 0 is the host
     device_id: Ints  # -1 on the host
 
 
 class EventColumns:
-    """Collects events piece by piece."""
+    """Collects the events of a trace, one piece of the file at a time."""
 
     def __init__(self) -> None:
         self.names, self.categories, self.lanes = NameCodes({"": 0}), NameCodes(), NameCodes()
-        self.unpaired = 0  # events that begin (``ph`` B) and are not complete; Kineto writes none
+        self.unpaired = 0  # begin events (``ph`` B), which are left out; Kineto writes none
         self.untimed = 0  # complete events left out because they have no instant or length
         self._spans: list[list[NDArray[Any]]] = []
         self._memory: list[NDArray[Any]] = []
@@ -137,32 +137,32 @@ class EventColumns:
         occupancy = np.full(len(spans), np.nan, np.float32)
         group, collective = np.zeros((2, len(spans)), np.int32)
         if rows:
-            said = list(zip(*(_DEVICE(spans[row].args) for row in rows), strict=True))
-            occupancy[rows] = said[0]
-            group[rows], collective[rows] = (self.names.codes(names, len(rows)) for names in said[1:])
+            columns = list(zip(*(_DEVICE(spans[row].args) for row in rows), strict=True))
+            occupancy[rows] = columns[0]
+            group[rows], collective[rows] = (self.names.codes(names, len(rows)) for names in columns[1:])
         return occupancy, group, collective
 
     def spans(self) -> tuple[Spans, Memory]:
-        """Returns everything. To be called once."""
+        """Returns the columns of all events. Call it once: it consumes them."""
         parts, self._spans = self._spans, []
         columns: list[NDArray[Any]] = []
         for number, kind in enumerate(_TYPES):
             columns.append(np.concatenate([part[number] for part in parts]) if parts else np.zeros(0, kind))
             for part in parts:
-                part[number] = _EMPTY  # what is joined is let go: the peak is one column more than the result
+                part[number] = _EMPTY  # frees the part: memory peaks at one column more than the result
         memory = np.concatenate(self._memory) if self._memory else np.zeros((0, 6))
-        columns, first_us = self._dated(columns)
+        columns, first_us = self._with_relative_times(columns)
         at_ns = np.rint((memory[:, 0] - first_us) * NS_PER_US)
         return Spans(*columns), Memory(
             *(np.clip(column, -(2.0**62), 2.0**62).astype(np.int64) for column in (at_ns, *memory.T[1:]))
         )
 
-    def _dated(self, columns: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
+    def _with_relative_times(self, columns: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
         start, dur = columns[3], columns[4]
-        near = (np.abs(start - (np.median(start) if start.size else 0.0)) < LONGEST_US) & (dur < LONGEST_US)
-        if not near.all():
-            self.untimed += int((~near).sum())
-            columns = [column[near] for column in columns]
+        valid = (np.abs(start - (np.median(start) if start.size else 0.0)) < LONGEST_US) & (dur < LONGEST_US)
+        if not valid.all():
+            self.untimed += int((~valid).sum())
+            columns = [column[valid] for column in columns]
             start, dur = columns[3], columns[4]
         first_us = float(start.min()) if start.size else 0.0
         columns[3] = np.rint((start - first_us) * NS_PER_US).astype(np.int64)
@@ -174,11 +174,11 @@ _EMPTY: NDArray[Any] = np.zeros(0)
 _TYPES: tuple[type[np.generic], ...] = (
     np.int32, np.int32, np.int32, np.float64, np.float64, np.int64, np.int32, np.float32, np.int32, np.int32,
 )  # fmt: skip
-"""Of the columns of ``Spans``, while times are still microseconds."""
+"""Types of the columns of ``Spans``, while times are still microseconds."""
 
 
 def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any]]:
-    """Returns the shapes with which an operator was called, the heaviest first.
+    """Returns the shapes with which an operator was called, those with the most time first.
 
     Args:
         path: a trace taken with ``record_shapes=True``.
@@ -186,11 +186,11 @@ def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any
         most: entries at most.
 
     Returns:
-        ``shapes`` (JSON: one list per input, empty for what is no tensor), ``count``, and ``seconds`` from start to
-        end. Empty where the operator does not occur or shapes were not recorded.
+        ``shapes`` (JSON: one list per input, empty if it is not a tensor), ``count``, and ``seconds`` from start to
+        end. Empty if the operator does not occur or shapes were not recorded.
 
     Raises:
-        TraceError: it is no trace.
+        TraceError: it is not a trace.
     """
     path = Path(path)
     sums: dict[str, list[float]] = {}
@@ -209,7 +209,7 @@ def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any
 
 
 class EventKind(IntEnum):
-    """What a complete event is."""
+    """Kind of a complete event."""
 
     ELSE = 0
     OP = 1
@@ -229,11 +229,11 @@ _KINDS = {
     "kernel": EventKind.KERNEL,
     **dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), EventKind.COPY),
 }
-"""By category, in lower case. Source: libkineto's ActivityType.cpp; before 1.11 ``Operator``, ``Kernel`` and so on."""
+"""Kind by category in lower case. Source: libkineto's ActivityType.cpp; torch before 1.11 wrote ``Operator``, ``Kernel`` and so on."""
 
 
 _FORMER_OPERATOR = re.compile(r"ProfilerStep#|Optimizer\.\w+#|enumerate\(DataLoader\)#|otel_train:")
-"""Ranges that had the category ``Operator`` before 1.11; as operators they would take the time of those inside them."""
+"""Ranges to which torch before 1.11 gave the category ``Operator``. As operators they would count the time of those inside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,12 +243,12 @@ class Trace:
     path: Path
     rank: int | None  # None where the trace does not say
     world_size: int | None
-    about: Mapping[str, Any]  # keys of the document that are no events
+    about: Mapping[str, Any]  # keys of the document other than ``traceEvents``
     spans: Spans  # in order of their start
     kind: NDArray[np.int8]  # ``EventKind`` of each span
     memory: Memory
-    names: Sequence[str]  # by the numbers in the columns
-    lanes: Sequence[tuple[Any, Any]]  # (pid, tid), by the numbers in the columns
+    names: Sequence[str]  # by code
+    lanes: Sequence[tuple[Any, Any]]  # (pid, tid), by code
     missing: tuple[str, ...]  # what is not in the trace or could not be read, a sentence each
 
     def rows(self, *kinds: EventKind) -> NDArray[np.intp]:
@@ -265,10 +265,10 @@ class Trace:
 def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Trace:
     """Reads a Chrome trace, plain JSON or gzip, as exported by ``torch.profiler``; ``missing`` lists what could not be read.
 
-    It is read in pieces, and events become columns. ``progress`` is called with (bytes read, bytes in the file) now and then.
+    The file is read in pieces. ``progress`` is called with (bytes read, bytes in the file) after each.
 
     Raises:
-        TraceError: there is no such file, or it is no trace.
+        TraceError: there is no such file, or it is not a trace.
     """
     path = Path(path)
     columns, about, faults = _collected(path, progress)
@@ -325,8 +325,8 @@ def _collected(
 def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
     info = about.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    said = ((info.get(key), least) for key, least in (("rank", 0), ("world_size", 1)))
-    rank, size = (value if isinstance(value, int) and value >= least else None for value, least in said)
+    numbers = ((info.get(key), least) for key, least in (("rank", 0), ("world_size", 1)))
+    rank, size = (value if isinstance(value, int) and value >= least else None for value, least in numbers)
     return rank, size
 
 
@@ -339,20 +339,20 @@ _NO_DEVICE = (
 def _missing(
     about: Mapping[str, Any], kind: NDArray[np.int8], *, remembers: bool, faults: Mapping[str, Any]
 ) -> list[str]:
-    """Returns what the trace lacks, for the reader of its analysis."""
-    here = set(np.unique(kind).tolist())
+    """Returns what the trace lacks, a sentence each."""
+    kinds = set(np.unique(kind).tolist())
     version = about.get("schemaVersion")
-    said = [  # 1 is the ``schemaVersion`` that Kineto writes; others are read as far as they are alike
+    sentences = [  # Kineto writes ``schemaVersion`` 1; others are read as if they were 1
         (faults["broken"], f"The file is cut off: {faults['broken']}."),
         (faults["skipped"], f"Pieces of text that cannot be read as events: {faults['skipped']:,}."),
         (faults["untimed"], f"Events without a valid start or duration: {faults['untimed']:,}."),
         (faults["unpaired"], f"Events in halves (ph B and E), which are left out: {faults['unpaired']:,}."),
-        (not here, "There are no events. Was the profiler stepped, and long enough for its schedule?"),
-        (here and EventKind.OP not in here, "No operators: was ProfilerActivity.CPU requested?"),
-        (here and not here & {EventKind.KERNEL, EventKind.COPY}, _NO_DEVICE),
+        (not kinds, "There are no events. Was the profiler stepped, and long enough for its schedule?"),
+        (kinds and EventKind.OP not in kinds, "No operators: was ProfilerActivity.CPU requested?"),
+        (kinds and not kinds & {EventKind.KERNEL, EventKind.COPY}, _NO_DEVICE),
         (not remembers, "No memory events: use `otel-train profile --memory`, or profile_memory=True."),
         (_place(about)[0] is None, "The file does not name its rank."),
         (version is None, "The file does not name the version of its format; it is read as version 1."),
         (version not in (None, 1), f"Its format has version {version!r}; it is read as version 1."),
     ]
-    return [sentence for applies, sentence in said if applies]
+    return [sentence for applies, sentence in sentences if applies]

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from otel_train.trace_analysis.timeline import TraceTimeline
 
 LEAST_SHARE = 0.002
-"""Of the whole, from which a call is wide enough to be seen."""
-MOST_CALLS = 1500
+"""Smallest share of the total time of a call in the flame graph: a narrower box cannot be seen."""
+MOST_CALLS = 1500  # boxes of a flame graph
 
 
 def flame(timeline: TraceTimeline) -> list[dict[str, Any]]:
-    """Calls merged by call stack, parents before children.
+    """Returns the calls of the host merged by call stack, parents before children.
 
-    ``parent`` is a place in this list, -1 for the outermost; ``start_share`` and ``share`` are where a call begins and
-    how wide it is, of the whole. All threads of the host are put together; steps are left out, so that all are one.
+    ``parent`` is an index of this list, -1 for an outermost call; ``start_share`` and ``share`` are start and width of the
+    box of a call, as shares of the total time. Stacks of all threads and steps are merged; ranges of steps are left out.
     """
     calls = timeline.calls
     name = timeline.trace.spans.name[calls.row]
@@ -38,13 +38,13 @@ def flame(timeline: TraceTimeline) -> list[dict[str, Any]]:
         return []
     count = np.bincount(group[group >= 0], minlength=len(paths))
     total_ns = np.bincount(group[group >= 0], length[group >= 0], len(paths))
-    return _laid_out(paths, total_ns, count, timeline.trace.names)
+    return _flame_boxes(paths, total_ns, count, timeline.trace.names)
 
 
 def _without(parent: Any, dropped: Any) -> Any:  # Any: intp[call], bool[call]
-    """Parents after removing calls; children of a removed call get its parent."""
+    """Returns the parents after removing calls: children of a removed call get its parent."""
     found = parent.copy()
-    for _ in range(8):  # steps do not nest deeper
+    for _ in range(8):  # levels: ranges of steps do not nest deeper
         through = (found >= 0) & dropped[np.maximum(found, 0)]
         if not through.any():
             break
@@ -53,7 +53,7 @@ def _without(parent: Any, dropped: Any) -> Any:  # Any: intp[call], bool[call]
 
 
 def _grouped(parent: Any, name: Any, kept: Any) -> tuple[Any, list[tuple[int, int]]]:  # Any: columns of calls
-    """Returns for each call the number of its path; each path as (path of the parent, name)."""
+    """Returns for each call the number of its call path; each path as (number of the parent's path, name)."""
     group = np.full(parent.size, -1, np.int64)
     rows: list[tuple[int, int]] = []
     here = np.flatnonzero(kept & (parent < 0))
@@ -68,7 +68,7 @@ def _grouped(parent: Any, name: Any, kept: Any) -> tuple[Any, list[tuple[int, in
     return group, rows
 
 
-def _laid_out(
+def _flame_boxes(
     paths: list[tuple[int, int]], total_ns: NDArray[Any], count: NDArray[Any], names: Sequence[str]
 ) -> list[dict[str, Any]]:
     whole = float(sum(total_ns[place] for place, (outer, _) in enumerate(paths) if outer < 0)) or 1.0
@@ -76,7 +76,7 @@ def _laid_out(
     found: list[dict[str, Any]] = []
     place_of: dict[int, int] = {-1: -1}
     filled: dict[int, float] = {}
-    # Paths are numbered level by level, so that a parent always comes before its children.
+    # Paths are numbered level by level: a parent comes before its children.
     for path in sorted(range(len(paths)), key=lambda path: (paths[path][0], -share[path])):
         outer, code = paths[path]
         if outer not in place_of or share[path] < LEAST_SHARE or len(found) >= MOST_CALLS:
@@ -102,7 +102,7 @@ def _laid_out(
 def by_name(
     name: NDArray[np.int32], weight_ns: NDArray[np.int64], *, most: int = 10, **more: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    """Returns one entry per name, the heaviest first; its ``name`` is a number. ``more`` are further columns to sum."""
+    """Returns an entry per name, those with the most time first; ``name`` is its code. ``more`` are further columns to sum."""
     if not name.size:
         return []
     seen, index, count = np.unique(name, return_inverse=True, return_counts=True)
@@ -122,7 +122,7 @@ def by_name(
 
 
 SHORT_NS = 10_000
-"""A kernel below 10 us costs the host about as much to launch as the device to run: a launch takes 2 to 10 us."""
+"""A shorter kernel takes the host about as long to launch as the device to run: a launch takes 2 to 10 us."""
 
 TENSOR_CORES = re.compile(
     r"^(?!.*_ffma).*(?:[hsci]\d*(?:884|1688|16816|8816)|16816|hmma|imma|wgmma|gmma|tensor(?:op|\d+x\d+x\d+)|warpgroup"
@@ -136,7 +136,7 @@ MATRIX = re.compile(r"gemm|gemv|conv|xmma|cutlass|fmha|flash|attention|wgrad|dgr
 
 
 def top_kernels(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, Any]]:
-    """Returns what the steps ran on the device, by time. ``share`` is of the time of all of it, stream by stream."""
+    """Returns the kernels and copies of the steps, those with the most time first. ``share`` is of the sum over all streams."""
     spans, rows = timeline.trace.spans, timeline.device[timeline.in_steps]
     found = by_name(spans.name[rows], spans.dur_ns[rows], most=most)
     for row in found:
@@ -149,7 +149,7 @@ def top_kernels(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, An
 
 
 def launches(timeline: TraceTimeline) -> dict[str, Any] | None:
-    """Returns how the kernels of the steps get to the device; None where the trace has no kernel with its launch.
+    """Returns how the kernels of the steps are launched; None if the trace has no kernel with its launch.
 
     ``queue_seconds`` is how long a kernel waits between the end of its launch and its start: near zero, the
     device waits for the host. ``outrun_share`` is the share of kernels shorter than their own launch.
@@ -179,10 +179,10 @@ def occupancy(timeline: TraceTimeline) -> float | None:
 
 
 def tensor_cores(timeline: TraceTimeline) -> dict[str, float] | None:
-    """Returns which part of kernel time of the steps is in kernels that use tensor cores; None without kernels of NVIDIA's.
+    """Returns how much of the kernel time of the steps uses tensor cores; None without kernels of an NVIDIA device.
 
-    ``seconds`` is the time in which a kernel computes. ``share`` is of all that compute, ``matrix_share`` how much of
-    them could use tensor cores, ``used_share`` how much of those do. All by the names of the kernels.
+    ``seconds`` is the time in which a compute kernel runs. ``share`` is the share of compute kernel time in kernels that use
+    tensor cores, ``matrix_share`` that in kernels that could; ``used_share`` is their quotient. Kernel names decide.
     """
     spans, rows = timeline.trace.spans, timeline.device[timeline.computes & timeline.in_steps]
     calls = timeline.trace.rows(EventKind.RUNTIME)
@@ -207,10 +207,10 @@ def _weighted(values: Any, weight_ns: Any) -> float | None:  # Any: float32[even
 
 
 def top_ops(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, Any]]:
-    """Returns the operators of the host in the steps, by the time spent in them and in no operator below.
+    """Returns the operators of the host in the steps, those with the most self time first.
 
-    Calls of the CUDA runtime count to the operator that makes them, unless they wait for the device.
-    ``seconds`` is self time, ``total_seconds`` the time from start to end; an operator that calls itself
+    Calls of the CUDA runtime count as self time of the operator that makes them, unless they wait for the device.
+    ``seconds`` is self time, ``total_seconds`` the time from start to end, in which an operator that calls itself
     directly counts once. ``share`` is of the self time of all operators.
     """
     calls, spans = timeline.calls, timeline.trace.spans

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Intervals(NamedTuple):
-    """Half-open [start, end), rising, without overlap and without touching."""
+    """Half-open intervals [start, end) in ascending order that neither overlap nor touch."""
 
     start_ns: Ints
     end_ns: Ints
 
     @property
     def total_ns(self) -> int:
-        """How long all of them are together."""
+        """Sum of their durations."""
         return int((self.end_ns - self.start_ns).sum())
 
 
@@ -30,8 +30,8 @@ NOTHING = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
 def union(start_ns: ArrayLike, end_ns: ArrayLike) -> Intervals:
     """Returns the union of ranges, which may overlap and be unordered."""
     start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
-    real = end > start
-    start, end = start[real], end[real]
+    nonempty = end > start
+    start, end = start[nonempty], end[nonempty]
     if not start.size:
         return NOTHING
     order = np.argsort(start, kind="stable")
@@ -44,12 +44,12 @@ def union(start_ns: ArrayLike, end_ns: ArrayLike) -> Intervals:
 def clip(these: Intervals, start_ns: int, end_ns: int) -> Intervals:
     """Returns the part from ``start_ns`` to ``end_ns``."""
     start, end = np.clip(these.start_ns, start_ns, end_ns), np.clip(these.end_ns, start_ns, end_ns)
-    real = end > start
-    return Intervals(start[real], end[real])
+    nonempty = end > start
+    return Intervals(start[nonempty], end[nonempty])
 
 
 def intersect(these: Intervals, others: Intervals) -> Intervals:
-    """Returns every instant that is in both."""
+    """Returns the intersection of both sets."""
     if not these.start_ns.size or not others.start_ns.size:
         return NOTHING
     edges = np.concatenate([these.start_ns, these.end_ns, others.start_ns, others.end_ns])
@@ -61,18 +61,18 @@ def intersect(these: Intervals, others: Intervals) -> Intervals:
 
 
 def subtract(these: Intervals, others: Intervals) -> Intervals:
-    """Returns every instant of these that is not in the others."""
+    """Returns the difference: the instants of ``these`` that are not in ``others``."""
     if not these.start_ns.size:
         return NOTHING
     return intersect(these, gaps(others, int(these.start_ns[0]), int(these.end_ns[-1])))
 
 
 def gaps(these: Intervals, start_ns: int, end_ns: int) -> Intervals:
-    """Returns every instant from ``start_ns`` to ``end_ns`` that is in none of them."""
+    """Returns the parts of [``start_ns``, ``end_ns``) that are in no interval."""
     inside = clip(these, start_ns, end_ns)
     start, end = np.append(start_ns, inside.end_ns), np.append(inside.start_ns, end_ns)
-    real = end > start
-    return Intervals(start[real], end[real])
+    nonempty = end > start
+    return Intervals(start[nonempty], end[nonempty])
 
 
 def covered(these: Intervals, start_ns: ArrayLike, end_ns: ArrayLike) -> Ints:

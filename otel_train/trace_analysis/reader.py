@@ -19,7 +19,7 @@ from otel_train.files import open_given, unzipped
 if TYPE_CHECKING:
     from pathlib import Path
 
-_LARGEST = 2**63 - 1
+_LARGEST = 2**63 - 1  # of int64
 
 
 class BrokenTextError(ValueError):
@@ -46,7 +46,7 @@ KEYS = {
     "group": "Process Group Name", "collective": "Collective name", "change": "Bytes", "allocated": "Total Allocated",
     "reserved": "Total Reserved", "device_type": "Device Type", "device_id": "Device Id",
 }  # fmt: skip
-"""How Kineto calls what is read of ``args``. Source: output_json.cpp of pytorch/kineto."""
+"""Keys of ``args`` by field of ``EventArguments``. Source: output_json.cpp of pytorch/kineto."""
 
 
 class TraceEvent(NamedTuple):
@@ -63,20 +63,20 @@ class TraceEvent(NamedTuple):
 
 
 def decode(text: bytes) -> tuple[Sequence[TraceEvent], int]:
-    """Returns the events of a JSON array, and how many of its entries are none; a BrokenTextError if it is no such array."""
-    quick = _msgspec_decoder()
-    if quick is not None:
+    """Returns the events of a JSON array, and how many of its entries are not events; BrokenTextError if it is not an array."""
+    fast_decode = _msgspec_decoder()
+    if fast_decode is not None:
         try:
-            return quick(text), 0
+            return fast_decode(text), 0
         except (ValueError, RecursionError):
-            pass  # msgspec's errors are ValueErrors: no JSON, or a value of a type that Kineto does not write
+            pass  # msgspec's errors are ValueErrors: invalid JSON, or a value of a type that Kineto does not write
     found = json_list(text)
     events = [_event(value) for value in found if isinstance(value, dict)]
     return events, len(found) - len(events)
 
 
 def json_list(text: bytes) -> list[Any]:
-    """Returns a JSON array, by the standard library, which takes what stricter readers refuse; else raises BrokenTextError."""
+    """Parses a JSON array with the standard library, which accepts more than msgspec; raises BrokenTextError if it is not one."""
     found = _json(text)
     if not isinstance(found, list):
         raise BrokenTextError("not a list")
@@ -92,20 +92,20 @@ def _json(text: bytes) -> Any:
 
 @cache
 def _msgspec_decoder() -> Callable[[bytes], Sequence[TraceEvent]] | None:
-    """Returns msgspec's decoder with the types to read: it skips the rest without making objects of it. None if not installed."""
+    """Returns a msgspec decoder of the fields that are read, which makes no objects of others; None if msgspec is not installed."""
     if find_spec("msgspec") is None:
         return None
     import msgspec
 
-    whole = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
-    types: dict[type, Any] = {int: whole, float: float, str: str}
+    int64 = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+    types: dict[type, Any] = {int: int64, float: float, str: str}
     fields = [
         (name, types[type(default)], default) for name, default in EventArguments._field_defaults.items()
     ]
     arguments = msgspec.defstruct("_Arguments", fields, rename=KEYS, frozen=True, gc=False)
-    place = whole | str
+    int64_or_text = int64 | str
     event = msgspec.defstruct("_Event", [
-        ("ph", str, ""), ("name", str, ""), ("cat", str, ""), ("pid", place, 0), ("tid", place, 0),
+        ("ph", str, ""), ("name", str, ""), ("cat", str, ""), ("pid", int64_or_text, 0), ("tid", int64_or_text, 0),
         ("ts", float, math.nan), ("dur", float, math.nan), ("args", arguments, arguments()),
     ], frozen=True, gc=False)  # fmt: skip
     decoder: Callable[[bytes], Sequence[TraceEvent]]
@@ -121,12 +121,12 @@ def _event(value: dict[str, Any]) -> TraceEvent:
     ph, name, cat, ts, dur = (_typed(value.get(key), defaults[key]) for key in keys)
     places = (value.get(key) for key in ("pid", "tid"))
     pid, tid = (place if isinstance(place, (int, str)) else str(place) for place in places)
-    said = (_typed(args.get(KEYS[key]), default) for key, default in EventArguments._field_defaults.items())
-    return TraceEvent(ph, name, cat, pid, tid, ts, dur, EventArguments(*said))
+    typed = (_typed(args.get(KEYS[key]), default) for key, default in EventArguments._field_defaults.items())
+    return TraceEvent(ph, name, cat, pid, tid, ts, dur, EventArguments(*typed))
 
 
 def _typed(value: object, default: Any) -> Any:
-    """Returns a value of the type of its default. Early versions wrote numbers in quotes."""
+    """Converts a value to the type of ``default``, or returns ``default``. Early versions wrote numbers in quotes."""
     if isinstance(default, str):
         return value if isinstance(value, str) else default
     try:
@@ -137,38 +137,38 @@ def _typed(value: object, default: Any) -> Any:
             return float(number)
     except (ValueError, OverflowError):
         return default
-    return int(number) if abs(number) <= _LARGEST else default  # also where it is NaN
+    return int(number) if abs(number) <= _LARGEST else default  # also if it is NaN
 
 
 PIECE_BYTES = 1 << 20
-"""Text decoded at a time: small beside any file that takes time, large beside an event."""
+"""Text decoded at a time. Events are much smaller, and files that take long to read are much larger."""
 
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 18  # of one read of a plain file
 _GZIP = b"\x1f\x8b"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKENS = re.compile(rb'\\.(?:\\.){0,255}|"|\{|\}|\[|\]', re.DOTALL)
-"""Each branch begins with a character of its own: so the search for one skips other text, 7 times faster."""
+"""Each alternative begins with a literal character, so that the search skips other text: 7 times faster."""
 
 _BETWEEN = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|pid)")')
 _CLOSES = b"}]"
-_TRIES = 4
+_TRIES = 4  # candidates for the end of the last event, before the text is scanned for it
 
 
 LONGEST_BYTES = 64 << 20
-"""Text in which an event, or the head of the file, must end."""
+"""Longest event, and longest text before the first one."""
 
 DEEPEST = 1 << 20
-"""Brackets open at once in an event. No decoder takes as many, and each of them takes microseconds here."""
+"""Deepest nesting of brackets in an event. No JSON decoder accepts that many, and each costs microseconds here."""
 
 EXPANSION, FREE_BYTES = 200, 256 << 20
-"""Times its own size that a gzip file may grow to, traces grow 10 to 40 times; text that any may grow to."""
+"""Largest ratio of text to the size of a gzip file (10 to 40 for traces); text that a file of any size may unpack to."""
 
 
 class TraceFileReader:
     """Reads the events of a plain or gzip file in pieces, and the metadata around them.
 
-    ``decode`` makes anything of the text of a JSON array of events, or raises ``BrokenTextError``; ``progress`` is called
-    with (bytes read, bytes in the file) after each read.
+    ``decode`` converts the text of a JSON array of events, or raises ``BrokenTextError``; ``progress`` is called with
+    (bytes read, bytes in the file) after each read.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class TraceFileReader:
         self._text = self._read()
 
     def _read(self) -> Iterator[bytes]:
-        """Yields the text, in parts of some hundred kilobytes."""
+        """Yields the text, uncompressed, in parts of at most 1 MiB."""
         with open_given(self._path) as file:
             size = os.fstat(file.fileno()).st_size
             zipped = file.read(2) == _GZIP
@@ -207,7 +207,7 @@ class TraceFileReader:
                 self.broken = f"the gzip data are damaged after {text_bytes:,} bytes of text ({error})"
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields each piece as ``decode`` made it."""
+        """Yields the result of ``decode`` for each piece."""
         held, listed = self._head()
         wanted = PIECE_BYTES
         while True:
@@ -230,6 +230,7 @@ class TraceFileReader:
         yield from self._last(held, listed=listed)
 
     def _filled(self, held: bytes, wanted: int) -> tuple[bytes, bool]:
+        """Returns ``held`` extended by text of the file to ``wanted`` bytes, and whether the file has ended."""
         parts, size = [held], len(held)
         while size < wanted:
             part = next(self._text, None)
@@ -240,7 +241,7 @@ class TraceFileReader:
         return b"".join(parts), False
 
     def _head(self) -> tuple[bytes, bool]:
-        """Returns the text after the opening bracket of the events, and whether the document is nothing but a list."""
+        """Returns the text after the opening bracket of the events, and whether the document is a plain list of events."""
         held, ended = self._filled(b"", 1)
         held = held.removeprefix(b"\xef\xbb\xbf")
         while not (start := held.lstrip()) and not ended:
@@ -267,20 +268,20 @@ class TraceFileReader:
             start, ended = self._filled(start, min(2 * tried, LONGEST_BYTES + 1))
 
     def _decoded(self, text: bytes) -> Any:
-        """Returns the events of a text, as ``decode`` made them; None if not all of it is JSON."""
+        """Returns the result of ``decode`` for a text of events; None if some of it is not JSON."""
         try:
             return self._decode(b"[" + text + b"]")
         except BrokenTextError:
             return None
 
     def _whole_events(self, held: bytes) -> tuple[int, list[Any]]:
-        """Returns where the last whole event ends, its comma included, and the events before it."""
+        """Returns the end of the last complete event and its comma, and the decoded events up to there."""
         end = len(held)
         for _ in range(_TRIES):
             end = held.rfind(b"},", 0, end) + 1
             if not end:
                 break
-            # A text that begins at an event and is a whole array in brackets ends at an event, too.
+            # The text starts with an event: if it is valid JSON in brackets, it ends with an event, too.
             if (made := self._decoded(held[:end])) is not None:
                 return end + 1, [made]
         end, _ = self._scan(held)
@@ -288,7 +289,7 @@ class TraceFileReader:
         return (comma.end() if comma else end, self._one_by_one(held[:end])) if end else (0, [])
 
     def _one_by_one(self, text: bytes) -> list[Any]:
-        """Returns the events of a text that is not all valid JSON."""
+        """Returns the events of a text of which a part may be invalid JSON: then one by one."""
         if (whole := self._decoded(text)) is not None:
             return [whole]
         made = [self._decoded(event) for event in _BETWEEN.split(text)]
@@ -296,7 +297,7 @@ class TraceFileReader:
         return [piece for piece in made if piece is not None]
 
     def _last(self, held: bytes, *, listed: bool) -> list[Any]:
-        """Returns the last events, and the metadata after them."""
+        """Returns the last events; adds the metadata after them to ``about``."""
         end = len(held)
         for _ in range(_TRIES):
             end = held.rfind(b"]", 0, end)
@@ -316,9 +317,9 @@ class TraceFileReader:
         return self._one_by_one(held[:end].strip()) if held[:end].strip() else []
 
     def _scan(self, text: bytes) -> tuple[int, bool]:
-        """Returns where the last whole value of a list that began before ``text`` ends, and whether the list ends after it."""
+        """Returns the end of the last complete value of a list that began before ``text``, and whether the list ends after it."""
         depth = end = 0
-        quoted = False  # one pattern for a whole string would hold, and try again, as much as a string without an end has
+        quoted = False  # a pattern for strings would backtrack over all text after a string without an end
         for token in _TOKENS.finditer(text):
             first = token[0][:1]
             if first == b'"':

@@ -17,32 +17,32 @@ Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize
 HOURS_PER_DAY = 24
 
 DATA_SHARE = 0.10
-"""As ``bottleneck.rules.WARNING_SHARE``: the same wait must not be called two things."""
+"""Equal to ``bottleneck.rules.WARNING_SHARE``: the findings of a run and of its trace must agree."""
 HOST_SHARE, SYNC_SHARE, EXPOSED_SHARE, COPY_SHARE = 0.15, 0.05, 0.10, 0.05
-"""Shares of the steps from which idle time, a wait or a copy is worth a word. Chosen so that a healthy step, which
-always begins and ends with some idle time, is not blamed."""
+"""Smallest shares of step time that give a finding: idle because of the host or after a synchronization, exposed
+communication, pageable copies. A healthy step, which begins and ends with some idle time, stays below."""
 SHORT_SHARE = 0.5
-"""Share of kernels below 10 us from which the launches themselves are the work of the host."""
+"""Share of kernels shorter than 10 us from which the finding is ``launch_bound`` and not ``host_bound``."""
 MATRIX_SHARE, UNUSED_SHARE = 0.3, 0.7
-"""Share of kernel time in matrix kernels, and share of that without tensor cores, from which dtypes are worth a word."""
+"""Smallest share of kernel time in matrix kernels, and of that time without tensor cores, that give a finding."""
 TENSOR_CORE_GAIN = 0.5
-"""What a matrix kernel wins at the least when it may use tensor cores. TF32 alone is specified at 8 times the plain
-rate (A100: 156 against 19.5 TFLOP/s); half is left for what is bound by memory."""
-OPTIMIZER_SHARE, HEAVY_OP_SHARE = 0.10, 0.30
-GROWING_STEPS, GROWTH_BYTES = 4, 1 << 20
-SEVERE = 0.20
+"""Share of its time that a matrix kernel saves at least with tensor cores. TF32 is specified at 8 times the FP32 rate
+(A100: 156 against 19.5 TFLOP/s); half is assumed, since memory limits some kernels."""
+OPTIMIZER_SHARE, HEAVY_OP_SHARE = 0.10, 0.30  # of the step time; of the time in operators
+GROWING_STEPS, GROWTH_BYTES = 4, 1 << 20  # steps in a row, and bytes that each must add
+SEVERE = 0.20  # share from which a finding is critical
 
 
 @fast_dataclass(frozen=True, kw_only=True)
 class TraceFinding(Finding):
-    """A finding about a trace. A rule gives ``share``, of the time of the steps; ``seconds`` and others follow from it."""
+    """A finding about a trace. A rule sets ``share``, of the step time; ``_finished`` derives seconds, hours and severity."""
 
     evidence: Mapping[str, float] = field(default_factory=dict)
     share: float = 0.0
     seconds: float = 0.0
     severity: str = ""
     where: tuple[str, ...] = ()  # places in the trace that show it, a sentence each
-    hours_per_day: float = 0.0  # of each day of training at the rate of the trace, that would be won back
+    hours_per_day: float = 0.0  # that could be saved in a day of training
     confidence: str = "medium"  # ``high``, ``medium`` or ``low``: how well the evidence supports the summary
 
 
@@ -53,11 +53,11 @@ def waits_for_data(document: Document) -> TraceFinding | None:
     share = host_share if idle is None else idle["causes"]["data"]["share"]
     if share is None or share < DATA_SHARE:
         return None
-    who = "The device stands idle" if idle else "Training waits"
+    subject = "The device stands idle" if idle else "Training waits"
     pinned = ", pin_memory=True" if idle else ""
     return TraceFinding(
         name="input_bound",
-        summary=f"{who} for the next batch during {share:.0%} of the time.",
+        summary=f"{subject} for the next batch during {share:.0%} of the time.",
         share=share,
         evidence={"idle_share": share, "host_wait_share": host_share or 0.0},
         where=_gaps(document, "data"),
@@ -121,7 +121,7 @@ def waits_for_sync(document: Document) -> TraceFinding | None:
 
 
 def waits_for_ranks(document: Document) -> TraceFinding | None:
-    """Collectives that nothing hides."""
+    """Finds collectives that no compute kernel overlaps."""
     overlap = document["overlap"]
     if not overlap or overlap["exposed_share_of_steps"] < EXPOSED_SHARE:
         return None
@@ -144,7 +144,7 @@ def waits_for_ranks(document: Document) -> TraceFinding | None:
 
 
 def copies_block(document: Document) -> TraceFinding | None:
-    """Copies from memory that is not pinned."""
+    """Finds copies from memory that is not pinned."""
     if not document["device"]:
         return None
     rows = [row for row in document["top_cuda_ops"] if "Pageable -> Device" in row["name"]]
@@ -164,7 +164,7 @@ def copies_block(document: Document) -> TraceFinding | None:
 
 
 def spares_tensor_cores(document: Document) -> TraceFinding | None:
-    """Finds matrix kernels on the plain units."""
+    """Finds matrix kernels that do not use tensor cores."""
     used = document["tensor_cores"]
     if not used or used["matrix_share"] < MATRIX_SHARE or 1 - used["used_share"] < UNUSED_SHARE:
         return None
@@ -214,7 +214,7 @@ def one_op_weighs(document: Document) -> TraceFinding | None:
 
 
 def memory_grows(document: Document) -> TraceFinding | None:
-    """Finds memory that each step leaves behind."""
+    """Finds allocated memory that grows with every step."""
     for part in document["memory"]:
         left = part["step_end_bytes"]
         if len(left) >= GROWING_STEPS and all(b - a >= GROWTH_BYTES for a, b in pairwise(left)):
@@ -259,13 +259,13 @@ def _op_advice(name: str) -> str:
 
 
 WAITING_SHARE, BLAMED_SHARE = 0.05, 0.5
-"""Share of the steps that ranks wait on average, and share of it due to one of them, from which that one is named."""
+"""Smallest share of step time that ranks wait on average, and of that wait due to one rank, that give a finding."""
 
 
 def findings(document: Mapping[str, Any]) -> list[TraceFinding]:
     """Returns the findings about one trace, from its analysis by ``summarize``.
 
-    At least one: where no rule applies it is ``no_finding``, which says what was looked at.
+    There is at least one: ``no_finding``, with the shares that were checked, if no rule applies.
     """
     if not document["events"]:
         summary = "Nothing can be said: the trace has no events."
@@ -279,7 +279,7 @@ def _finished(document: Document, finding: TraceFinding) -> TraceFinding:
     """Completes a finding from its share of the step time."""
     breakdown, share, confidence = document["breakdown"], finding.share, finding.confidence
     if not breakdown["steps"] and confidence == "high":
-        confidence = "medium"  # without steps, what happens once weighs as much as what happens always
+        confidence = "medium"  # without steps, start-up may be a large share of the trace
     return replace(
         finding,
         seconds=share * breakdown["seconds"],
@@ -290,7 +290,7 @@ def _finished(document: Document, finding: TraceFinding) -> TraceFinding:
 
 
 def rank_finding(document: Mapping[str, Any], waiting: Mapping[str, Any]) -> TraceFinding | None:
-    """Returns the finding about the rank that the others wait for, if any. ``waiting``: ``summary.waits`` of all ranks."""
+    """Returns the finding about the rank that the others wait for; None without one. ``waiting``: result of ``summary.waits``."""
     rows = waiting["ranks"]
     waited_s = sum(row["waited_seconds"] for row in rows)
     whole_s = document["breakdown"]["seconds"] * len(rows)
@@ -313,12 +313,12 @@ def rank_finding(document: Mapping[str, Any], waiting: Mapping[str, Any]) -> Tra
 
 def _nothing(document: Mapping[str, Any]) -> TraceFinding:
     data, idle = document["breakdown"]["data_share"], document["idle"]
-    looked = [] if data is None else [f"data loading takes {data:.1%} of the time, which is fine"]
-    looked += [f"the device is idle {idle['share']:.0%} of it"] if idle else []
-    said = "; ".join(looked) or "there is no range that says what the time is spent on"
+    measured = [] if data is None else [f"data loading takes {data:.1%} of the time, which is fine"]
+    measured += [f"the device is idle {idle['share']:.0%} of it"] if idle else []
+    shares = "; ".join(measured) or "there is no range that says what the time is spent on"
     return TraceFinding(
         name="no_finding",
-        summary=f"No rule applies: {said}.",
+        summary=f"No rule applies: {shares}.",
         evidence={} if data is None else {"data_share": data},
         advice="Look at the operators and kernels that take most of the time.",
         confidence="medium" if document["breakdown"]["steps"] else "low",

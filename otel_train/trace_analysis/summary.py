@@ -35,20 +35,20 @@ def trace_summary(
     Args:
         path: a Chrome trace of ``torch.profiler``, plain or gzip.
         most: entries of the lists of operators and kernels.
-        progress: called with (bytes read, bytes in the file) now and then.
+        progress: called with (bytes read, bytes in the file) after each piece.
 
     Returns:
         A document: docs/reference/analysis.md explains each value. ``top_cpu_ops``, ``top_cuda_ops`` and
-        ``memory_peaks`` are lists, ``dataloader_time_pct`` is percent of the steps; None stands for not known.
+        ``memory_peaks`` are lists, ``dataloader_time_pct`` is percent of the step time; unknown values are None.
 
     Raises:
-        TraceError: it is no trace, or there is none.
+        TraceError: there is no such file, or it is not a trace.
     """
     return summarize(read(path, progress=progress), most=most)
 
 
 def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
-    """Does what ``trace_summary`` does, of a trace that was read."""
+    """Returns the document of ``trace_summary`` for a trace that has been read."""
     timeline = TraceTimeline(trace)
     parts = breakdown(timeline)
     memory = allocations(timeline)
@@ -78,7 +78,7 @@ def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
 
 
 def summarize_ranks(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, Any]]:
-    """Analyzes each trace; with several ranks, the first document also has which rank waits for which."""
+    """Analyzes each trace; with several ranks, the first document also has the waits between them."""
     documents = [summarize(trace, most=most) for trace in traces]
     if len(traces) > 1:
         first = documents[0]
@@ -92,9 +92,9 @@ def summarize_ranks(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str
 def waits(timelines: Sequence[TraceTimeline]) -> dict[str, Any]:
     """Returns the wait of each rank in collectives, and the rank it waits for.
 
-    The same collective takes every rank to the same instant, so the rank that came last spends the least time in
-    it, and each other rank waited for the difference. This needs no common clock. Collectives are matched by
-    group, kind and order, over the steps that all ranks have. Needs the traces of two ranks or more, each of one.
+    A collective ends on all ranks at the same instant, so the rank that joined it last spends the least time in it, and
+    each other rank waited for the difference. No common clock is needed. Collectives are matched by process group, kind and
+    order, in the steps that all ranks recorded. Needs one trace each of two ranks or more.
     """
     by_rank = _by_rank(timelines)
     lengths = {rank: _collectives(timeline, _common_steps(timelines)) for rank, timeline in by_rank.items()}

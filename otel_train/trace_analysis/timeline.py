@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 class Calls(NamedTuple):
     """Events of the host as calls, thread by thread, in order of their start."""
 
-    row: Rows  # where it is in ``Trace.spans``
-    parent: Rows  # the call it runs in; -1 for the outermost
+    row: Rows  # in ``Trace.spans``
+    parent: Rows  # index of the call around it; -1 for an outermost call
     end_ns: Ints  # never after the end of its parent
-    self_ns: Ints  # without the calls in it; all of a thread add up to the time it spent in calls
+    self_ns: Ints  # without the calls inside it
 
 
 def _calls(trace: Trace) -> Calls:
-    """Returns the calls of all threads of the host, without Python's own functions."""
+    """Returns the calls of all threads of the host, without Python functions."""
     spans = trace.spans
     rows = trace.rows(EventKind.OP, EventKind.ANNOTATION, EventKind.RUNTIME)
     rows = rows[spans.stream[rows] < 0]
-    # Of two that begin together the longer one is around the other.
+    # Of two calls that begin at the same instant, the longer one is the parent.
     rows = rows[np.lexsort((-spans.dur_ns[rows], spans.start_ns[rows], spans.lane[rows]))]
     start, end, lane = spans.start_ns[rows], spans.end_ns[rows], spans.lane[rows]
     parent = np.full(rows.size, -1, np.intp)
@@ -54,7 +54,7 @@ def _calls(trace: Trace) -> Calls:
 
 
 def _nested(start: Ints, end: Ints) -> tuple[Rows, Ints]:
-    """Parents within one thread, and the ends, cut to those of the parents: instants are rounded."""
+    """Returns the parents of the calls of one thread, and their ends, at most those of the parents: timestamps are rounded."""
     parents, ends = [], end.tolist()
     open_: list[int] = []
     for number, begun in enumerate(start.tolist()):
@@ -75,24 +75,24 @@ _GUESSED: tuple[tuple[str, EventKind, re.Pattern[str]], ...] = (
     ("optimizer", EventKind.ANNOTATION, re.compile(r"Optimizer\.step#")),
     ("backward", EventKind.OP, re.compile(r"autograd::engine::evaluate_function: ")),
 )
-"""What PyTorch itself says about stages, by the names of its ranges. Forward has none."""
+"""Stages by the names of PyTorch's own ranges. Forward has none."""
 
 COMMUNICATION = re.compile(r"(?:nccl|rccl).*Kernel|ncclDevKernel")
 GLOO = "gloo:"
-"""Ranges of this prefix are collectives on the host, from the start on one rank until all have come."""
+"""Prefix of the ranges of collectives on the host, which last from the call on this rank until all ranks have joined."""
 
 COPY = re.compile(r"Memcpy|Memset|dma")
-"""What a kernel is by the beginning of its name. Source: ``hta/utils/utils.py`` of HolisticTraceAnalysis 0.5."""
+"""Collectives and copies by the beginning of their names. Source: ``hta/utils/utils.py`` of HolisticTraceAnalysis 0.5."""
 
 SYNCHRONIZE = re.compile(
     r"(?:(?:cuda|hip)(?:\w*Synchronize|Memcpy)|hipMemcpyWithStream|cu(?:Stream|Ctx|Event)Synchronize"
     r"|ur(?:QueueFinish|EventWait)|ze\w+HostSynchronize)\Z"
 )
-"""Calls of the runtime that return when the device is done."""
+"""Calls of runtime and driver that block until the device has finished."""
 
 
 class Launches(NamedTuple):
-    """The launch of each device row; -1 where the trace does not have it."""
+    """The launch of each device row; -1 if the trace does not have it."""
 
     row: Rows
     start_ns: Ints  # when the launch was called
@@ -105,7 +105,7 @@ class ScheduleSteps(NamedTuple):
     number: Ints  # as the profiler counts them
     start_ns: Ints
     end_ns: Ints
-    counted: bool  # whether the trace says where steps are; if not, the whole trace is one
+    counted: bool  # whether the trace has steps; if not, the whole trace is one
 
 
 class Stages(NamedTuple):
@@ -114,7 +114,7 @@ class Stages(NamedTuple):
     own: Mapping[str, Intervals]  # by stage, the instants at which it was the innermost one
     runs: Mapping[str, int]  # by stage, how often it ran in the steps
     guessed: bool  # whether PyTorch's ranges were used, where there are no otel_train ranges
-    data: Intervals  # instants spent waiting for a batch, by our ranges and by PyTorch's
+    data: Intervals  # waits for a batch, by ranges of otel_train and of PyTorch
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,10 @@ class TraceTimeline:
 
     @cached_property
     def steps(self) -> ScheduleSteps:
-        """The steps; the whole of the trace as one where it has none."""
+        """The steps; the whole trace as one step if it has none."""
         spans = self.trace.spans
         rows = self.host_rows(EventKind.ANNOTATION, _STEP.match)
-        rows = rows[spans.dur_ns[rows] > 0]  # in one without a length nothing has a share
+        rows = rows[spans.dur_ns[rows] > 0]  # a share of a step without a length is undefined
         if not rows.size:
             end = spans.end_ns.max(initial=0)
             return ScheduleSteps(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([end]), counted=False)
@@ -138,7 +138,7 @@ class TraceTimeline:
 
     @cached_property
     def stages(self) -> Stages:
-        """What the training thread was doing: by our ranges, else by PyTorch's."""
+        """Stages of the training thread, by the ranges of otel_train, else by PyTorch's."""
         rows = self.host_rows(EventKind.ANNOTATION, re.compile(RANGE_PREFIX).match)
         rows = rows[self.trace.spans.dur_ns[rows] > 0]
         fetches = self.intervals_of(self.host_rows(EventKind.ANNOTATION, _FETCH.match))
@@ -147,7 +147,7 @@ class TraceTimeline:
     def _recorded_stages(self, rows: Rows, fetches: Intervals) -> Stages:
         spans = self.trace.spans
         lanes, often = np.unique(spans.lane[rows], return_counts=True)
-        rows = rows[spans.lane[rows] == lanes[often.argmax()]]  # the thread that trains
+        rows = rows[spans.lane[rows] == lanes[often.argmax()]]  # the training thread
         code = spans.name[rows]
         own = _innermost(spans.start_ns[rows], spans.end_ns[rows], code)
         names = {
@@ -175,7 +175,7 @@ class TraceTimeline:
 
     @cached_property
     def within(self) -> Intervals:
-        """When a step was going on: an evaluation between two of them is in the trace as well."""
+        """Intervals of the steps. The trace may also have an evaluation between two steps."""
         return intervals.union(self.steps.start_ns, self.steps.end_ns)
 
     @cached_property
@@ -190,45 +190,45 @@ class TraceTimeline:
 
     @cached_property
     def communicates(self) -> Flags:
-        """bool[device row]: a collective."""
+        """bool[device row]: whether it is a collective."""
         return self.trace.named(self.device, COMMUNICATION.match)
 
     @cached_property
     def collectives(self) -> Rows:
-        """Rows of collectives, in order of their start: a device's; where it has none, those of gloo's threads."""
+        """Rows of collectives, in order of their start: those on the device; without any, those of Gloo on the host."""
         rows = self.device[self.communicates]
         return rows if rows.size else self.host_rows(EventKind.ANNOTATION, re.compile(GLOO).match)
 
     @cached_property
     def copies(self) -> Flags:
-        """bool[device row]: a copy or a fill."""
+        """bool[device row]: whether it is a copy or a fill."""
         named, kind = self.trace.named(self.device, COPY.match), self.trace.kind[self.device]
         either: Flags = named | (kind == EventKind.COPY)
         return either
 
     @cached_property
     def computes(self) -> Flags:
-        """bool[device row]: a kernel that is neither a collective nor a copy."""
+        """bool[device row]: whether it is a kernel, and neither a collective nor a copy."""
         return ~(self.communicates | self.copies)
 
     @cached_property
     def busy(self) -> Intervals:
-        """When anything ran on the device."""
+        """Intervals in which anything ran on the device."""
         return self.intervals_of(self.device)
 
     @cached_property
     def compute(self) -> Intervals:
-        """When a kernel ran that is neither a collective nor a copy."""
+        """Intervals in which a compute kernel ran."""
         return self.intervals_of(self.device[self.computes])
 
     @cached_property
     def communication(self) -> Intervals:
-        """When a collective ran."""
+        """Intervals in which a collective ran on the device."""
         return self.intervals_of(self.device[self.communicates])
 
     @cached_property
     def in_steps(self) -> Flags:
-        """bool[device row]: launched in a step; where the trace has no launch, begun in one."""
+        """bool[device row]: whether it was launched in a step; without a known launch, whether it began in one."""
         launched = self.launches
         at_ns = np.where(launched.row >= 0, launched.start_ns, self.trace.spans.start_ns[self.device])
         return intervals.contains(self.within, at_ns)
@@ -237,14 +237,14 @@ class TraceTimeline:
     def launches(self) -> Launches:
         """The launch of each device row."""
         spans, calls = self.trace.spans, self.trace.rows(EventKind.RUNTIME)
-        asked = spans.correlation[self.device]
+        device_ids = spans.correlation[self.device]
         calls = calls[spans.correlation[calls] >= 0]
         if not calls.size:
-            return Launches(*np.full((3, asked.size), -1))
+            return Launches(*np.full((3, device_ids.size), -1))
         calls = calls[np.argsort(spans.correlation[calls], kind="stable")]
-        ids = spans.correlation[calls]
-        place = np.minimum(np.searchsorted(ids, asked), ids.size - 1)
-        known = (ids[place] == asked) & (asked >= 0)
+        launch_ids = spans.correlation[calls]
+        place = np.minimum(np.searchsorted(launch_ids, device_ids), launch_ids.size - 1)
+        known = (launch_ids[place] == device_ids) & (device_ids >= 0)
         row = calls[place]
         columns = (row, spans.start_ns[row], spans.end_ns[row])
         return Launches(*(np.where(known, column, -1) for column in columns))
@@ -261,7 +261,7 @@ class TraceTimeline:
         return rows[self.trace.named(rows, matches) & (self.trace.spans.stream[rows] < 0)]
 
     def intervals_of(self, rows: Rows) -> Intervals:
-        """Returns when any of some rows was going on."""
+        """Returns the union of the intervals of some rows."""
         return intervals.union(self.trace.spans.start_ns[rows], self.trace.spans.end_ns[rows])
 
     def name(self, row: int) -> str:
@@ -276,7 +276,7 @@ class TraceTimeline:
 
 
 def _innermost(start: Ints, end: Ints, code: NDArray[np.int32]) -> dict[int, Intervals]:
-    """Returns by name, the instants at which no other range lies within its own. Ranges of one thread are nested."""
+    """Returns by name the intervals in which its range is the innermost one. Ranges of one thread are nested."""
     edges = np.concatenate([start, end])
     # At one instant ends come before starts, and of starts the longer range comes first.
     length = end - start
