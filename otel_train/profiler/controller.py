@@ -23,13 +23,13 @@ class TrainingState(Protocol):
     """Access to the training loop, and to its step accounting in the agent.
 
     Attributes:
-        loop: how it goes, as last heard: up to 2 s ago.
+        loop: its state as the agent last reported it, up to 2 s ago.
     """
 
     loop: LoopState
 
     def thread(self) -> ProfiledThread:
-        """Returns the thread that trains."""
+        """Returns the training thread."""
 
     def number(self, at_ns: int) -> int:
         """Returns the number of the step at an instant."""
@@ -44,7 +44,7 @@ class TrainingState(Protocol):
         """Reports whether a capture runs."""
 
     def over(self, capture: Capture) -> None:
-        """Takes a finished capture."""
+        """Reports a finished capture to the agent."""
 
 
 _log = logging.getLogger("otel_train")
@@ -79,16 +79,16 @@ class CaptureController:
         self._recorded: Recorded | None = None
         self._bytes_per_step = 0
         self._reported_active = False
-        self.others: Callable[[], bool] = lambda: False  # whether something else diverts the thread's events
+        self.others: Callable[[], bool] = lambda: False  # whether the FLOP count is under way
 
     def ask(self, request: CaptureRequest) -> str:
         """Queues a request. Thread-safe. Returns "", or the reason if it is refused."""
         unavailable = self._profiler.unavailable()
-        if unavailable and self._training.loop.rule is not None:  # it trains without what records it
+        if unavailable and self._training.loop.rule is not None:  # training runs, and has not imported torch
             return unavailable
-        asked = any(other.cause == request.cause for other in self._queued)
+        same_cause = any(other.cause == request.cause for other in self._queued)
         idle = self.scheduler.phase is CapturePhase.IDLE
-        if len(self._queued) == MAX_QUEUED or (request.automatic and (asked or not idle)):
+        if len(self._queued) == MAX_QUEUED or (request.automatic and (same_cause or not idle)):
             return UNDER_WAY
         ended_ns = self._ended_ns.get(request.cause)
         pause_ns = 0 if ended_ns is None else ended_ns + self._cooldown_ns - self._clock()
@@ -96,7 +96,7 @@ class CaptureController:
             return f"the last capture by {request.cause} is too recent: next in {pause_ns / NS_PER_S:.0f} s"
         if request.trigger == "schedule":
             self._queued.append(request)
-        else:  # its caller waits for it
+        else:  # before scheduled ones: its caller waits for it
             self._queued.appendleft(request)
         return ""
 
@@ -111,7 +111,7 @@ class CaptureController:
 
     @property
     def busy(self) -> bool:
-        """Whether a capture is armed, runs, or waits to be written, or another function diverts the events."""
+        """Whether a capture is armed, runs, or waits to be written, or ``others`` intercept the events."""
         return self.scheduler.phase is not CapturePhase.IDLE or self._recorded is not None or self.others()
 
     @property
@@ -135,18 +135,18 @@ class CaptureController:
         return self.recording or bool(self._queued)
 
     def begin(self, request: CaptureRequest) -> str:
-        """Arms the step scheduler, when not busy; returns why not. Called by the service thread, or between two steps."""
+        """Arms the step scheduler, which must not be busy; returns why not, or "". Called by the service thread, or between two steps."""
         unavailable = self._profiler.unavailable()
         if unavailable:
             return unavailable
-        if self._bytes_per_step:  # the end of a recording costs training 15 ms for every MB that it holds
+        if self._bytes_per_step:  # stopping the profiler takes the training thread 15 ms per MB of trace
             most = max(1, self._place.max_bytes // self._bytes_per_step)
             if most < request.steps:
                 request = request._replace(
                     steps=most, reason=f"{request.reason} ({most} of {request.steps} steps fit)"
                 )
         thread = self._training.thread()
-        rule = self._training.loop.rule or _presumed(thread.sources)
+        rule = self._training.loop.rule or _default_rule(thread.sources)
         self.scheduler.arm(request, StepBoundary(rule, thread.sources), thread)
         return ""
 
@@ -173,9 +173,9 @@ class CaptureController:
             self._finish(self._job)
 
     def end(self, timeout_s: float) -> None:
-        """Cuts the open capture short and writes what was recorded, within ``timeout_s``, after all events are accounted.
+        """Writes what was recorded, within ``timeout_s``. To be called after all events are accounted.
 
-        A request for which no step has come is reported like a capture of no steps, unless the schedule made it.
+        A request for which no step has come is reported as a capture without steps, unless the schedule made it.
         """
         last = self._recorded or self.scheduler.take()
         waiting = [Recorded(request, None, 0, 0, self._clock()) for request in self._queued]
@@ -196,7 +196,7 @@ class CaptureController:
 
     def _write(self, recorded: Recorded, *, last: bool) -> None:
         if recorded.begun_ns and self._training.loop.final_ns <= recorded.ended_ns and not last:
-            return  # its steps have no numbers yet
+            return  # accounting has not numbered its steps yet
         self._recorded = None
         self._ended_ns[recorded.request.cause] = recorded.ended_ns
         self._reported_active = False
@@ -233,7 +233,7 @@ class CaptureController:
         self._done(capture)
 
     def _metadata(self, recorded: Recorded, steps: tuple[int, int], epoch: int) -> dict[str, Any]:
-        """Returns the metadata; file, size and problems of writing are added with the file, findings by the analysis."""
+        """Returns the metadata. The writer adds file, size and its problems, the analysis adds the findings."""
         request, unix_ns = recorded.request, self._training.unix_ns
         begun_ns = recorded.begun_ns or recorded.ended_ns
         return {
@@ -253,7 +253,7 @@ class _Job(NamedTuple):
     writer: CaptureWriter
 
 
-def _presumed(sources: Sequence[Instrumented]) -> StepRule:
+def _default_rule(sources: Sequence[Instrumented]) -> StepRule:
     """Returns the step rule to use before any step has closed."""
     return StepRule(SourceKind.OPTIMIZER, asks=any(source.kind is SourceKind.DATA for source in sources))
 
@@ -261,12 +261,12 @@ def _presumed(sources: Sequence[Instrumented]) -> StepRule:
 def _problem(recorded: Recorded) -> str:
     if recorded.problem:
         return recorded.problem
-    asked = recorded.request.steps
-    return "" if recorded.steps >= asked else f"captured {recorded.steps} of {asked} steps"
+    wanted = recorded.request.steps
+    return "" if recorded.steps >= wanted else f"captured {recorded.steps} of {wanted} steps"
 
 
 def _error(recorded: Recorded, write_error: str) -> str:
-    """Returns the problem as one word of a closed set."""
+    """Returns the ``error`` of a ``Capture``."""
     if write_error:
         return "size" if write_error.startswith("too large") else "disk"
     if not recorded.begun_ns:

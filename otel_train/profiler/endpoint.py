@@ -1,4 +1,4 @@
-"""Takes requests of captures from all sources, prints what was captured, writes memory snapshots."""
+"""Takes capture requests from all sources, prints results, writes memory snapshots after an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("otel_train")
 
 MARGIN_S, MARGIN_STEPS = 8.0, 10
-"""How far ahead a step must be for all ranks to agree on it: one poll of each rank's service thread, and its delay."""
+"""Lead time of a capture of several ranks: the service thread of each must poll its request before the first step."""
 
 TOO_EARLY = (
     "the pace of the run is not known yet, so no step can be named for several ranks: ask a little later"
 )
 
 PREVIOUS_CAPTURE_WAIT_S = 30.0
-"""Longest wait for the previous capture, which may still be being written when the next epoch begins."""
+"""Longest wait of the training thread, at the start of an epoch, for previous captures that are still being written."""
 
 YIELD_S = 1.0
-"""How long a session closed by another thread waits for the training thread to end its capture."""
+"""Longest wait of a session that another thread closes for the training thread to end its capture."""
 
 MOST_SNAPSHOTS = 3
 """Memory snapshots per process. A loop that catches the error and retries would fill the disk."""
 
 _POLL_S = 0.02
-_NAME_COLUMNS = 44
-_MS = 1e3
+_NAME_COLUMNS = 44  # of an operator on the console
+_MS = 1e3  # of a second
 
 
 class Requests(Protocol):
@@ -85,7 +85,7 @@ class CaptureEndpoint:
         *,
         training: TrainingState,
     ) -> None:
-        self.triggers: list[Schedule | SlowSteps] = []  # make requests by themselves
+        self.triggers: list[Schedule | SlowSteps] = []  # sources of automatic requests
         self.controller = controller
         self._training = training
         self._defaults = defaults
@@ -100,7 +100,7 @@ class CaptureEndpoint:
         self.controller.poll()
 
     def ask(self, document: dict[str, Any]) -> str:
-        """Queues a request of the program. Returns "", or the reason if it is refused; a ConfigError if it is invalid."""
+        """Queues a request of the program. Returns "", or the reason if it is refused; raises ConfigError if it is invalid."""
         return self.controller.ask(self.read(document))
 
     def ask_by_alert(self, name: str) -> str:
@@ -112,11 +112,11 @@ class CaptureEndpoint:
         self.controller.ask(self._defaults._replace(trigger="signal", reason="SIGUSR2"))
 
     def read(self, document: dict[str, Any]) -> CaptureRequest:
-        """Parses a request of the program; a ConfigError if it is invalid."""
+        """Parses a request of the program; raises ConfigError if it is invalid."""
         return requests.read(document, self._defaults)[0]
 
     def post(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        """Answers ``POST /capture`` of JSON, or of nothing for a capture as set, with the token: the HTTP status, and the answer."""
+        """Handles the body of ``POST /capture``: JSON, or nothing for the settings' capture. Returns HTTP status and response."""
         try:
             return self._arm(json.loads(body) if body.strip() else {})
         except (ValueError, RecursionError, ConfigError) as error:
@@ -155,14 +155,14 @@ class CaptureEndpoint:
         except (ConfigError, OSError) as error:
             refusal = str(error)
         if refusal == TOO_EARLY:
-            return  # it lies there until it can be done
+            return  # the request stays until the pace is known
         self._requests.done()
         if refusal:
             _log.warning("%s: %s", requests.REQUEST_FILE, document if isinstance(document, str) else refusal)
 
 
 class EpochCaptures:
-    """Captures requested by the training thread between two steps: armed when the call returns, since an epoch may be short.
+    """Captures requested by the training thread between two steps. They are armed at once, since an epoch may be short.
 
     ``accounted`` is a context in which all events are accounted and the service thread is paused.
     """
@@ -175,10 +175,10 @@ class EpochCaptures:
         self._accounted = accounted
 
     def begin(self, epoch: int, request: dict[str, Any], *, output_dir: str = "") -> str:
-        """Captures steps of the epoch that begins here. Returns "" if it was armed, else why not.
+        """Captures steps of the epoch that begins here. Returns "" if the capture was armed, else why not.
 
         Args:
-            epoch: its number.
+            epoch: number of the epoch.
             request: as for ``otel_train.capture``; ``wait`` counts from its first step.
             output_dir: folder for an uncompressed copy ``epoch_N.json``, which is overwritten.
 
@@ -233,7 +233,7 @@ class NoEpochCaptures:
 
 
 class Capturing(CaptureEndpoint):
-    """Captures of one process, as set; ConfigError for an unknown activity."""
+    """Captures of one process, by its settings. Raises ConfigError for an unknown activity."""
 
     def __init__(
         self, config: Config, info: RunInfo, *, training: TrainingState,
@@ -270,12 +270,12 @@ class Capturing(CaptureEndpoint):
         return self.controller.scheduler.within_ns
 
     def show_block(self) -> None:
-        """Prints captures as the block ``[Profiler]``."""
+        """Prints captures as the block ``[Profiler]`` from now on."""
         if self._console is not None:
             self._console = self._console._replace(block=True)
 
     def poll(self) -> None:
-        """Takes requests and does what is due. Runs on the service thread."""
+        """Takes requests, runs the controller, writes memory snapshots. Runs on the service thread."""
         super().poll()
         self._snapshots.write_if_due()
 
@@ -295,9 +295,9 @@ class Capturing(CaptureEndpoint):
 
 
 def _defaults_of(config: Config) -> CaptureRequest:
-    """Returns the default options of requests."""
-    chosen, schedule = words_of(config.profiler_options), config.schedule()
-    switches = {name: name in chosen for name in PROFILER_OPTIONS}
+    """Returns the request that the settings describe; others override its fields."""
+    enabled, schedule = words_of(config.profiler_options), config.schedule()
+    switches = {name: name in enabled for name in PROFILER_OPTIONS}
     options = Options(activities(config.profiler_activities), **switches)
     return CaptureRequest("on_demand", schedule.active, schedule.warmup, schedule.wait, options=options)
 
@@ -363,8 +363,8 @@ def _lines(capture: Capture, top: int) -> Iterator[str]:
 def _torch_snapshot() -> object:
     """Returns a snapshot for https://pytorch.org/memory_viz; None if this torch cannot make one."""
     memory: Any = sys.modules.get("torch.cuda.memory")
-    take = getattr(memory, "_snapshot", None)
-    return None if take is None else take()
+    take_snapshot = getattr(memory, "_snapshot", None)
+    return None if take_snapshot is None else take_snapshot()
 
 
 class OomSnapshots:
@@ -385,17 +385,17 @@ class OomSnapshots:
         self._seen = self._made = 0
 
     def write_if_due(self) -> Path | None:
-        """Writes a snapshot if memory has run out since the last call; returns its path. An OSError where it cannot."""
+        """Writes a snapshot if memory has run out since the last call; returns its path. Raises OSError if it cannot be written."""
         ooms = self._ooms()
         if ooms <= self._seen or self._made == MOST_SNAPSHOTS:
             return None
         self._seen = ooms
-        found = self._snapshot()
-        if found is None:
+        snapshot = self._snapshot()
+        if snapshot is None:
             return None
         self._made += 1
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"oom_{ooms}-rank{self._rank}.pickle"
         with path.open("wb") as file:
-            pickle.dump(found, file)
+            pickle.dump(snapshot, file)
         return path

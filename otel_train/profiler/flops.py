@@ -23,7 +23,7 @@ EVENT: Final = "train.flops.count"
 FIRST_STEP: Final = 8
 """Steps before the count: by then the program has compiled and the step rule is known."""
 
-MOST_TRIES: Final = 3
+MOST_TRIES: Final = 3  # counts that end without a whole step
 
 COMPILED: Final = (
     "torch.compile is in use: operations could be counted only in eager mode, and one step in eager mode computes other "
@@ -42,7 +42,7 @@ _log = logging.getLogger("otel_train")
 
 
 class FlopCounter(Profiler):
-    """A FLOP counter. Several may be active at once, so it never gives way; stages are not counted separately."""
+    """Counts FLOP by ``FlopCounterMode``. Several may be active at once, so it never gives way; stages are not separated."""
 
     def __init__(self, give_way: Callable[[], None]) -> None:
         del give_way
@@ -64,7 +64,7 @@ class FlopCounter(Profiler):
 class FlopCount:
     """Counts the FLOP of one step once the step rule is known. Runs on the service thread.
 
-    ``event`` takes an event: its name, its attributes, an instant in the step. ``shared``: ranks share a model replica.
+    ``event`` records an event: name, attributes, an instant in the step. ``shared``: ranks share a model replica.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class FlopCount:
         max_s: float,
         shared: bool,
     ) -> None:
-        self.flops = 0  # of one step of this rank, once known
-        self.refusal = ""  # why they are not counted
+        self.flops = 0  # of one step of this rank; 0 until known
+        self.refusal = ""  # why they cannot be counted
         self._training = training
         self._event = event
         self._shared = shared
@@ -94,7 +94,7 @@ class FlopCount:
         return self._scheduler.within_ns
 
     def poll(self, *, free: bool) -> None:
-        """Starts or finishes the count. ``free``: no capture is under way."""
+        """Starts or finishes the count. ``free``: no capture runs."""
         if self.busy:
             self._take()
         elif free and not self.flops and not self.refusal and "torch" in sys.modules:
@@ -128,13 +128,13 @@ class FlopCount:
         if recorded is None:
             return
         self._training.active(active=False)
-        whole = recorded.steps and not recorded.problem
-        if whole and _dynamo_has_run():
+        complete = recorded.steps and not recorded.problem
+        if complete and _dynamo_has_run():
             self._refuse(COMPILED)
-        elif whole and recorded.trace:
+        elif complete and recorded.trace:
             self.flops = recorded.trace
             self._event(EVENT, {"train.step.flops": self.flops}, recorded.within_ns or recorded.begun_ns)
-        elif whole:
+        elif complete:
             self._refuse(UNKNOWN)
         elif self._tries >= MOST_TRIES:
             self._refuse(f"{recorded.problem or 'no step ended'}. Set flops_per_sample")

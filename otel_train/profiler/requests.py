@@ -1,4 +1,4 @@
-"""Capture requests: what they hold, how they are read and left, and what makes them by itself: a schedule, slow steps."""
+"""Capture requests: fields, parsing, the request file, and automatic requests by a schedule or for slow steps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("otel_train")
 
 NEXT = -1
-"""In place of a step number: as soon as a step ends."""
+"""Placeholder for a step number: in a request the next step, elsewhere an unknown one."""
 
 UNDER_WAY = "a capture is under way: one at a time"
 
 NEAR_S = 6.0
-"""A step this near is awaited by the step scheduler: the service thread's view of the loop is up to 2 s old."""
+"""Lead time, in seconds and steps, of the step scheduler before the first step: ``LoopState`` is up to 2 s old."""
 
 NEAR_STEPS = 8
 
@@ -56,10 +56,10 @@ class CaptureRequest(NamedTuple):
     options: Options = Options()
     reason: str = ""  # for readers of the metadata
     pinned: bool = False  # it is never removed by retention
-    at_once: bool = False  # the training thread asks between two steps, and the next step is the first
-    epoch: int = 0  # the epoch to capture; 0 for any
+    at_once: bool = False  # the training thread requests it between two steps; the next step is the first
+    epoch: int = 0  # number of the epoch to capture; 0 for any
     output_dir: str = ""  # folder for an uncompressed copy ``epoch_N.json``; "" for the configured one
-    alert: str = ""  # name of the alert that asks
+    alert: str = ""  # name of the alert that requested it
 
     @property
     def cause(self) -> str:
@@ -78,7 +78,7 @@ class CaptureRequest(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Recording of the training thread."""
+    """Result of a recording on the training thread."""
 
     request: CaptureRequest
     trace: Any  # argument of ``Profiler.save``; None without a trace
@@ -91,12 +91,12 @@ class Recorded(NamedTuple):
 
 
 REQUEST_FILE = "capture-request.json"
-"""In the folder of a rank; read and removed by its process."""
+"""Request file in the folder of a rank; read and removed by the agent."""
 
 KEY_FILE = "capture-token"
-"""Beside it: the token of ``POST /capture``, for the owner alone."""
+"""In the same folder: the token of ``POST /capture``, readable for the owner only."""
 
-MOST_STEPS = 10_000
+MOST_STEPS = 10_000  # to record, to warm up, and to skip
 _SWITCHES = Options._fields[1:]
 _KNOWN = ("steps", "warmup", "wait", "at_step", "ranks", "activities", "reason", "pinned", *_SWITCHES)
 
@@ -131,7 +131,7 @@ def read(document: object, defaults: CaptureRequest) -> tuple[CaptureRequest, tu
 
 
 def activities(names: object) -> tuple[str, ...]:
-    """Parses activities from ``"cpu,cuda"`` or a list; a ConfigError for none, or one that is unknown."""
+    """Parses activities from ``"cpu,cuda"`` or a list; raises ConfigError for none, or one that is unknown."""
     words = names.split(",") if isinstance(names, str) else names
     found = tuple(str(word).strip().lower() for word in words) if isinstance(words, (list, tuple)) else ()
     wrong = [name for name in found if name not in ACTIVITIES]
@@ -162,12 +162,12 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 
 
 def leave_request(folder: Path, request: dict[str, Any]) -> None:
-    """Puts a request into the folder of a rank, whole; an OSError where it cannot be written."""
+    """Writes a request file atomically into the folder of a rank; raises OSError if it cannot be written."""
     replace_text(folder / REQUEST_FILE, json.dumps(request))
 
 
 def take_back(folder: Path, request: dict[str, Any]) -> None:
-    """Removes a request that the rank has not taken: the next start of the run would."""
+    """Removes a request file that was not read: else the next start of the run would read it."""
     with suppress(RunDirectoryError, OSError):
         if read_json(folder / REQUEST_FILE) == request:
             (folder / REQUEST_FILE).unlink()
@@ -201,7 +201,7 @@ class Schedule:
         self._epoch = 0
         self._left = set(every.epoch)
         self._minutes_ns = clock()
-        self._refusal = ""  # that has been said
+        self._refusal = ""  # the last one that was logged
 
     def request_if_due(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         """Requests a capture if one is due."""
@@ -247,7 +247,7 @@ class Schedule:
     def _request(self, request: CaptureRequest, ask: Callable[[CaptureRequest], str]) -> bool:
         """Requests a capture; returns whether it was accepted, else it is requested again at the next poll.
 
-        Why nothing can be recorded is said once.
+        The same refusal is logged once.
         """
         refusal = ask(request)
         if refusal not in ("", UNDER_WAY, self._refusal):
@@ -257,13 +257,13 @@ class Schedule:
         return not refusal
 
     def _next(self, step: int) -> int:
-        """Returns the next multiple not yet requested: a number that every rank computes by itself."""
+        """Returns the next multiple of ``every.steps`` not yet requested, which is the same on every rank."""
         least = max(step + self._defaults.warmup + 1, self._from_step)
         return -(-least // self._every.steps) * self._every.steps
 
 
 class SlowSteps:
-    """Requests a capture when steps have become slow."""
+    """Requests a capture when ``SLOW_STEPS`` of the last ``SLOW_AMONG`` steps were slow."""
 
     def __init__(self, defaults: CaptureRequest) -> None:
         self._defaults = defaults
@@ -272,7 +272,7 @@ class SlowSteps:
     def request_if_due(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         """Requests a capture if enough of the last steps were slow."""
         step, slow = loop.step, loop.slow
-        # A fast loop makes more steps than that between two calls, so the last call always counts.
+        # The last call is kept: a fast loop makes more than ``SLOW_AMONG`` steps between two calls.
         while len(self._seen) > 1 and self._seen[1][0] <= step - SLOW_AMONG:
             self._seen.popleft()
         since, before = self._seen[0] if self._seen else (step, slow)

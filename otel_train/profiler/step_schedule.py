@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class StepBoundary:
     """Decides for every event, before it is written, whether a step ended just before it.
 
-    Accounting decides later, and finally, what a step was. Here, from the events so far, a step ends at the first batch
-    request after an update; the creation of a loader's iterator is one. Without requests it ends after the update that was
-    the last, one round earlier, before the first optimizer came again, so the first round is not captured.
+    Accounting decides later, and definitively, what a step was. Here, from the events so far, a step ends at the first
+    batch request after an update; creating a loader's iterator is a request. In a loop without requests it ends after the
+    last optimizer. The first round of optimizers, up to the first one again, shows which is last, and is not captured.
     """
 
     def __init__(self, rule: StepRule, sources: Sequence[Instrumented]) -> None:
@@ -38,21 +38,21 @@ class StepBoundary:
         if self._rule.work is SourceKind.MARK:
             return op == Op.MARK
         if self._rule.asks:
-            return self._at_ask(op, kind, code)
-        return self._after_work(op, kind, number)
+            return self._ends_at_request(op, kind, code)
+        return self._ends_after_work(op, kind, number)
 
     @property
     def ended(self) -> bool:
-        """Whether the step will have ended before the next event that can end one."""
+        """Whether the step has done its work: the next event that can end a step ends this one."""
         return self._worked
 
     def begins(self, code: int) -> bool:
-        """Returns whether the next step, if none is running, begins with this event. An evaluation is not part of it."""
+        """Returns whether a step, if none is running, begins with this event. An evaluation is not part of a step."""
         if not self._rule.asks or self._rule.work is SourceKind.MARK:
             return True
         number = code >> SOURCE_SHIFT & SOURCE_MASK
-        asked = self._kind(number) is SourceKind.DATA and code & OP_MASK == Op.BEGIN
-        return (asked and not self._is_aside(number)) or self.inside(code)
+        requested = self._kind(number) is SourceKind.DATA and code & OP_MASK == Op.BEGIN
+        return (requested and not self._is_aside(number)) or self.inside(code)
 
     def inside(self, code: int) -> bool:
         """Returns whether a step was certainly running just before this event, not an evaluation or a checkpoint."""
@@ -70,7 +70,7 @@ class StepBoundary:
         source = self._sources[number]
         return source.kind is SourceKind.DATA and source.name in self._rule.aside
 
-    def _at_ask(self, op: int, kind: SourceKind, code: int) -> bool:
+    def _ends_at_request(self, op: int, kind: SourceKind, code: int) -> bool:
         if self.inside(code):
             self._worked = True
         if kind is not SourceKind.DATA or op != Op.BEGIN:
@@ -78,7 +78,7 @@ class StepBoundary:
         ended, self._worked = self._worked, False
         return ended
 
-    def _after_work(self, op: int, kind: SourceKind, number: int) -> bool:
+    def _ends_after_work(self, op: int, kind: SourceKind, number: int) -> bool:
         ended, self._worked = self._worked, False
         if kind is not self._rule.work:
             return ended
@@ -109,7 +109,7 @@ class CapturePhase(Enum):
 
 
 class ProfiledThread(NamedTuple):
-    """The thread to record. ``intercept`` installs a function between it and its ring buffer; None removes that."""
+    """The thread to record. ``intercept`` installs a function between the thread and its ring buffer; None removes it."""
 
     ident: int
     sources: Sequence[Instrumented]
@@ -117,10 +117,10 @@ class ProfiledThread(NamedTuple):
 
 
 class StepScheduler:
-    """Diverts the training thread's events while a capture is requested, and only then.
+    """Intercepts the training thread's events from the arming of a capture until its end.
 
-    The service thread arms it and takes the recording. Everything else runs on the training thread, at its own events. A
-    fault of the profiler ends the capture with a problem and does not reach the program.
+    The service thread arms it and takes the recording. Everything else runs on the training thread, at its events. A fault
+    of the profiler ends the capture with a problem and does not reach the program.
 
     ``begun_ns`` is the start of the recording, ``first_ns`` an instant in the first step that began after arming, 0 before
     that; ``first_number`` is the number of that step, set later by the service thread.
@@ -158,7 +158,7 @@ class StepScheduler:
     def take(self) -> Recorded | None:
         """Returns the finished recording and becomes idle; None while there is none. Called by the service thread."""
         result, self._result = self._result, None
-        if result is not None:  # else the training thread may be stopping the profiler right now
+        if result is not None:  # without one, the training thread may be stopping the profiler
             self.phase = CapturePhase.IDLE
         return result
 
@@ -168,7 +168,7 @@ class StepScheduler:
         return (self.begun_ns, self._ended_ns or _NEVER_NS) if self.begun_ns else (0, 0)
 
     def abort(self, why: str) -> None:
-        """Ends the capture: now on the training thread, else at that thread's next event."""
+        """Ends the capture: at once if called on the training thread, else at the next event of that thread."""
         if self.phase in (CapturePhase.IDLE, CapturePhase.DONE):
             return
         self._abort = self._abort or why
@@ -226,7 +226,7 @@ class StepScheduler:
                 self._finish()
 
     def _record_instant(self) -> None:
-        """Records an instant inside the step, from which its number is found later."""
+        """Records an instant inside the step, by which accounting finds its number later."""
         if self.begun_ns:
             self._within_ns = self._within_ns or self._clock()
         self.first_ns = self.first_ns or self._clock()
@@ -251,7 +251,7 @@ class StepScheduler:
             self.begun_ns = self._clock()
             self.phase = CapturePhase.ACTIVE
         if self.phase is CapturePhase.ACTIVE:
-            # The step number of the run may not be known yet; the writer of the file replaces this one.
+            # The number in the run may not be known yet: ``storage`` replaces this one in the file.
             self._step = self.profiler.range(f"{STEP_PREFIX}{self._steps}")
 
     def _is_time(self) -> bool:
@@ -262,7 +262,7 @@ class StepScheduler:
         if self.first_number == NEXT:
             return False
         late = self.first_number + ahead - (self._request.at_step - self._request.warmup)
-        if late > 0:  # other ranks may have captured the requested steps; different ones cannot be compared
+        if late > 0:  # other ranks may have captured the requested steps: others are not comparable
             self._abort = f"step {self._request.at_step} had passed when this process was asked"
             self._finish()
         return late == 0
@@ -313,7 +313,7 @@ class StepScheduler:
 
     def _stop(self, warming: int) -> None:
         if warming:
-            self.profiler.start()  # one that was only prepared cannot be stopped
+            self.profiler.start()  # a profiler that was only prepared cannot be stopped
         self._end_step()
         trace = self.profiler.stop()
         self._trace = None if warming else trace

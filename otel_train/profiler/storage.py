@@ -46,7 +46,7 @@ def metadata_path(path: Path) -> Path:
 
 
 def write_metadata(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes the metadata of a capture atomically; an OSError where it cannot be written."""
+    """Writes the metadata of a capture atomically; raises OSError if it cannot be written."""
     replace_text(path, json.dumps(record, indent=1) + "\n")
 
 
@@ -77,7 +77,7 @@ def note_analysis(trace: Path, document: Mapping[str, Any]) -> None:
         write_metadata(path, {**record, "finding": leading, "stages": stages, **tops})
 
 
-OF_A_RANK = re.compile(r"[-_.]?rank_?(\d+)")
+OF_A_RANK = re.compile(r"[-_.]?rank_?(\d+)")  # in the name of a trace
 
 
 def is_trace(name: str) -> bool:
@@ -86,7 +86,7 @@ def is_trace(name: str) -> bool:
 
 
 def captures_of(run: Path, *ranks: Path) -> list[Path]:
-    """Returns the captures of a run, oldest first; of the folders of ranks only these are read, where any are given."""
+    """Returns the captures of a run, oldest first. ``ranks`` are folders of ranks to search; all if none are given."""
     folders = [folder / CAPTURES_FOLDER for folder in (run, *(ranks or rank_folders(run).values()))]
     found = [folder / name for folder in folders for name in filter(is_trace, names_in(folder))]
     return sorted(found, key=lambda path: (changed_ns(path), path.name))
@@ -104,7 +104,7 @@ ANALYSIS_S = 300.0
 
 _CHUNK_BYTES = 1 << 20
 _LEVEL = 4
-"""Of gzip: half the time of the default for a few per cent more bytes."""
+"""Of gzip: takes half the time of the default level for a few per cent more bytes."""
 
 _STEP = re.compile(rb'("name": ?")(%b)(\d+)' % STEP_PREFIX.encode())
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat":"kernel"')
@@ -114,7 +114,7 @@ ANALYZE = (interpreter(), "-m", "otel_train", "analyze")
 
 
 class CaptureStore(NamedTuple):
-    """Where captures go."""
+    """Where captures are stored, how they are limited, and how they are analysed."""
 
     folder: Path
     rank: int
@@ -159,14 +159,14 @@ class CaptureJob(NamedTuple):
 
 
 Stored = tuple[CaptureOutcome, dict[str, Any]]
-"""What is known of a capture once it is written, and again once it is analysed: the result of writing, the metadata."""
+"""Result of writing and metadata of a capture: yielded when it is written, and again when it is analysed."""
 
 
 class CaptureWriter:
     """Writes one capture in a separate process and waits for it on a thread. This process opens no file of the run.
 
-    torch writes a trace to a path, so it is given one that leads to memory; the other process gets the descriptor. Where no
-    process can be started, the thread writes.
+    torch writes a trace to a path only, so the path is a link to a file in memory, whose descriptor the other process gets.
+    If no process can be started, the thread writes.
     """
 
     def __init__(self, job: CaptureJob, trace: Any, profiler: Profiler) -> None:
@@ -186,7 +186,7 @@ class CaptureWriter:
         return not self._thread.is_alive()
 
     def end(self, timeout_s: float) -> None:
-        """Waits for the files. The process that writes them continues."""
+        """Waits for the files, at most ``timeout_s``. After that, the process that writes them continues."""
         if not self._written.wait(timeout_s) and self._has_trace:
             self._fail(f"not written within {timeout_s:.1f} s")
 
@@ -213,7 +213,7 @@ class CaptureWriter:
         self.metadata = _metadata(self._job, self.outcome)
 
     def _saved(self) -> BinaryIO | None:
-        """Returns the trace in memory."""
+        """Returns the trace as an open file in memory; None without a trace."""
         trace, self._trace = self._trace, None
         if trace is None:
             return None
@@ -223,17 +223,17 @@ class CaptureWriter:
             path = Path(folder) / "trace.json"
             if not hasattr(os, "memfd_create"):
                 self._profiler.save(trace, path)
-                return path.open("rb")  # it is read after its name is gone
-            memory = os.fdopen(os.memfd_create("otel_train_trace", os.MFD_CLOEXEC), "rb")
-            # torch writes to the second and renames it.
+                return path.open("rb")  # which can be read after the folder is removed
+            memory_file = os.fdopen(os.memfd_create("otel_train_trace", os.MFD_CLOEXEC), "rb")
+            # torch writes to the second path and renames it to the first.
             for link in (path, path.with_name(path.name + ".tmp")):
-                link.symlink_to(f"/proc/{os.getpid()}/fd/{memory.fileno()}")
+                link.symlink_to(f"/proc/{os.getpid()}/fd/{memory_file.fileno()}")
             try:
                 self._profiler.save(trace, path)
             except BaseException:
-                memory.close()
+                memory_file.close()
                 raise
-            return memory
+            return memory_file
 
 
 def _not_written(error: Exception) -> str:
@@ -241,11 +241,11 @@ def _not_written(error: Exception) -> str:
 
 
 def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
-    """Yields the output of the writing process; RuntimeError if it fails."""
+    """Yields the output of the writing process; raises RuntimeError if that fails."""
     command = (interpreter(), "-m", __name__, job.as_text())
     try:
         process = _start(command, stdin=trace or subprocess.DEVNULL, stdout=subprocess.PIPE)
-    except OSError:  # none can be started
+    except OSError:  # no process can be started
         yield from store(job, trace)
         return
     with process:
@@ -260,7 +260,7 @@ def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
 def _start(
     command: Sequence[str], *, stdin: BinaryIO | int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Returns a process that may outlive this one, and that otel_train does not instrument."""
+    """Starts a process that may outlive this one, and that otel_train does not instrument."""
     with signals_unblocked():
         return subprocess.Popen(  # noqa: S603  # our own commands, and paths that we named
             command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -279,7 +279,7 @@ def _metadata(job: CaptureJob, outcome: CaptureOutcome) -> dict[str, Any]:
 
 
 def store(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
-    """Writes a capture: its trace, its metadata, its copies; then has it analysed."""
+    """Writes a capture: trace, metadata and copies; then analyses it in another process."""
     place, outcome = job.place, CaptureOutcome(problem=job.problem)
     name = f"{job.name}-rank{place.rank}"
     try:
@@ -340,7 +340,7 @@ def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
 def _plain(job: CaptureJob, name: str) -> Path | None:
     """Returns the path of the uncompressed copy: ``epoch_N.json``, with the rank for other ranks.
 
-    A second one of that epoch in the configured folder has the step as well.
+    If the configured folder has that file, the step is added to the name; ``job.output`` is overwritten.
     """
     output, rank = job.output or job.place.output, job.place.rank
     if not output:
@@ -366,17 +366,17 @@ def _begin_analysis(place: CaptureStore, file: str) -> subprocess.Popen[bytes] |
 
 def remove_oldest(place: CaptureStore, *, keep: Path) -> None:
     """Removes this rank's oldest captures beyond the number kept, except pinned ones."""
-    mine = sorted(place.folder.glob(f"*-rank{place.rank}{SUFFIX}"), key=changed_ns)
-    loose = [path for path in mine if path != keep and not read_metadata(metadata_path(path)).get("pinned")]
-    for path in loose[: max(0, len(mine) - place.kept)]:
+    traces = sorted(place.folder.glob(f"*-rank{place.rank}{SUFFIX}"), key=changed_ns)
+    loose = [path for path in traces if path != keep and not read_metadata(metadata_path(path)).get("pinned")]
+    for path in loose[: max(0, len(traces) - place.kept)]:
         path.unlink(missing_ok=True)
         metadata_path(path).unlink(missing_ok=True)
 
 
 def _pack(job: CaptureJob, raw: BinaryIO, packed: Path, *, plain: Path | None) -> bool:
-    """Compresses a trace and counts its steps from the job's first, not 0; returns whether it has device events.
+    """Compresses a trace and numbers its steps from the job's first, not 0; returns whether it has device events.
 
-    The range of a step that the end of the recording cut off is named so that no analysis takes it for a step.
+    The range of a step that the end of the recording cut off gets another name, so that it does not count as a step.
     """
 
     def number(found: re.Match[bytes]) -> bytes:
@@ -390,7 +390,7 @@ def _pack(job: CaptureJob, raw: BinaryIO, packed: Path, *, plain: Path | None) -
         while chunk := raw.read(_CHUNK_BYTES):
             text = rest + chunk
             kernels = kernels or any(mark in text for mark in _DEVICE_EVENTS)
-            cut = max(text.rfind(b"{"), 0)  # no event's name is cut in two
+            cut = max(text.rfind(b"{"), 0)  # so that no name of an event is cut in two
             for each in sinks:
                 each.write(_STEP.sub(number, text[:cut]))
             rest = text[cut:]
@@ -409,7 +409,7 @@ def main() -> None:
     """Writes the capture that the only argument describes; its trace is the standard input."""
     trace = sys.stdin.buffer if stat.S_ISREG(os.fstat(0).st_mode) else None
     for stored in store(CaptureJob.of_text(sys.argv[1]), trace):
-        with suppress(OSError):  # the training process has ended; the capture is written all the same
+        with suppress(OSError):  # the training process has ended; the capture is still written
             sys.stdout.write(json.dumps(stored) + "\n")
             sys.stdout.flush()
 

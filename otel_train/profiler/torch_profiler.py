@@ -19,15 +19,15 @@ STEP_PREFIX = "ProfilerStep#"
 """Steps are ranges with this prefix and a number, as in torch's own schedule: other tools look for it."""
 
 YIELD_S = 10.0
-"""How long a program that starts its own profiler on another thread waits for the capture to end."""
+"""Longest wait of another thread that starts a profiler of the program for the capture to end."""
 
 _POLL_S = 0.01
-_PREPARE = "_prepare_trace"  # every way of starting a profiler comes through here
+_PREPARE = "_prepare_trace"  # of ``torch.autograd.profiler.profile``: called whenever a profiler starts
 _PROFILE = "_KinetoProfile"  # torch's documented low-level interface: no schedule, no step of its own
 
 
 class Profiler:
-    """What records a capture. Called on the training thread, except ``save``. This one records nothing."""
+    """Records a capture; called on the training thread, except ``save``. This base class records nothing."""
 
     def unavailable(self) -> str:
         """Returns why nothing can be recorded in this program; "" if it can."""
@@ -49,7 +49,7 @@ class Profiler:
         """Stops recording; returns the trace."""
 
     def range(self, name: str) -> Callable[[], object]:
-        """Opens a named range; returns what closes it."""
+        """Opens a named range; returns a function that closes it."""
         del name
         return bool
 
@@ -68,7 +68,7 @@ class TorchProfiler(Profiler):
         self._give_way = give_way
         self._profile: Any = None
         self._owner = 0
-        self._ours = False
+        self._in_own_call = False
         self._undo: Callable[[], None] | None = None
 
     def unavailable(self) -> str:
@@ -92,20 +92,20 @@ class TorchProfiler(Profiler):
 
         wanted, missing = _activities(options.activities)
         self._owner = threading.get_ident()
-        self._stand_guard()
+        self._detect_other_profilers()
         self._profile = getattr(profiler, _PROFILE)(**{**options._asdict(), "activities": wanted})
-        self._quietly(self._profile.prepare_trace)
+        self._as_own_call(self._profile.prepare_trace)
         return missing
 
     def start(self) -> None:
         """See ``Profiler``."""
-        self._quietly(self._profile.start_trace)
+        self._as_own_call(self._profile.start_trace)
 
     def stop(self) -> Any:
         """See ``Profiler``."""
         profile, self._profile = self._profile, None
         try:
-            self._quietly(profile.stop_trace)
+            self._as_own_call(profile.stop_trace)
         finally:
             undo, self._undo = self._undo, None
             if undo is not None:
@@ -124,45 +124,45 @@ class TorchProfiler(Profiler):
         """See ``Profiler``."""
         trace.export_chrome_trace(str(path))
 
-    def _quietly(self, do: Callable[[], None]) -> None:
-        self._ours = True
+    def _as_own_call(self, do: Callable[[], None]) -> None:
+        self._in_own_call = True
         try:
             do()
         finally:
-            self._ours = False
+            self._in_own_call = False
 
-    def _stand_guard(self) -> None:
-        """Detects if the program starts a profiler."""
+    def _detect_other_profilers(self) -> None:
+        """Patches ``_prepare_trace``: a call outside of ``_as_own_call`` is by a profiler of the program."""
         import torch.autograd.profiler as torch_profiler
 
-        def noticing(prepare: Callable[..., None]) -> Callable[..., None]:
-            def noticed(theirs: Any) -> None:
-                if not (self._ours and threading.get_ident() == self._owner):
+        def with_detection(prepare: Callable[..., None]) -> Callable[..., None]:
+            def detect_and_prepare(theirs: Any) -> None:
+                if not (self._in_own_call and threading.get_ident() == self._owner):
                     self._yield_profiler()
                 prepare(theirs)
 
-            return noticed
+            return detect_and_prepare
 
-        self._undo = replace(torch_profiler.profile, _PREPARE, noticing)
+        self._undo = replace(torch_profiler.profile, _PREPARE, with_detection)
 
     def _yield_profiler(self) -> None:
-        here = threading.get_ident() == self._owner
+        on_training_thread = threading.get_ident() == self._owner
         self._give_way()
         deadline = time.monotonic() + YIELD_S
-        while not here and self._profile is not None and time.monotonic() < deadline:
+        while not on_training_thread and self._profile is not None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
 
 def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
-    """Returns the activities that torch supports here, and a sentence for each of the others."""
+    """Returns the activities that torch supports on this machine, and a sentence for each of the others."""
     from torch import profiler
 
-    there = {activity.name.lower(): activity for activity in profiler.supported_activities()}
-    if "cuda" in there and not _cuda_in_use():
-        del there["cuda"]
-    found = [there[name] for name in names if name in there]
-    missing = [f"no {name} activity: this machine has none" for name in names if name not in there]
-    return found or [there["cpu"]], missing
+    supported = {activity.name.lower(): activity for activity in profiler.supported_activities()}
+    if "cuda" in supported and not _cuda_in_use():
+        del supported["cuda"]
+    found = [supported[name] for name in names if name in supported]
+    missing = [f"no {name} activity: this machine has none" for name in names if name not in supported]
+    return found or [supported["cpu"]], missing
 
 
 def _cuda_in_use() -> bool:
