@@ -19,8 +19,8 @@ _Tracker: Any = require("accelerate.tracking", extra="accelerate").GeneralTracke
 class OtelTrainTracker(_Tracker):
     """Observes the loop of an Accelerator: ``Accelerator(log_with=OtelTrainTracker(run_name="baseline"))``.
 
-    From ``init_trackers`` to ``end_training``, on every rank. Loaders and models are found when used; logged values are
-    recorded. A session that was open before is joined, and stays open.
+    It is active from ``init_trackers`` to ``end_training``, on every rank. Loaders and models are found when used; logged
+    values are recorded. A session that was open before is joined, and stays open.
 
     Args:
         **settings: as for ``otel_train.instrument``.
@@ -51,7 +51,7 @@ class OtelTrainTracker(_Tracker):
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
         """Logs numbers, and tensors of one element, which are read later."""
-        del step  # we know which it is
+        del step  # the session counts steps
         with self._shared.guard:
             session = api.current()
             if session is not None:

@@ -13,15 +13,15 @@ _Callback: Any = require("fastai.callback.core", extra="fastai").Callback
 class OtelTrainCallback(_Callback):
     """Observes what a Learner does: ``Learner(..., cbs=OtelTrainCallback(run_name="baseline"))``.
 
-    Models are found as they are called; loaders are called ``train`` and ``valid``; epochs count from 1. The search
-    for a learning rate and predictions are left alone. The session closes when ``fit`` is over; one that was open
+    Models are found when they are called; loaders are named ``train`` and ``valid``; epochs count from 1. The search
+    for a learning rate and predictions are not observed. The session closes when ``fit`` ends; one that was open
     before stays open.
 
     Args:
         **settings: as for ``otel_train.instrument``.
 
     Raises:
-        ConfigError: a setting cannot be honoured; says value, rule and remedy.
+        ConfigError: a setting is invalid; the message has value, rule and remedy.
     """
 
     def __init__(self, **settings: Any) -> None:

@@ -13,22 +13,22 @@ _Events: Any = require("ignite.engine", extra="ignite").Events
 class OtelTrainHandler:
     """Observes the runs of an engine: ``OtelTrainHandler(run_name="baseline").attach(trainer)``.
 
-    Loaders and models are found as they are used; epochs are the engine's. Evaluators that run inside its handlers
-    are seen with it. The session closes when the run is over; one that was open before stays open. A run that fails
-    is closed with the program, as failed.
+    Loaders and models are found when they are used; epochs are the engine's. Evaluators that run inside its handlers
+    are observed with it. The session closes when the run ends; one that was open before stays open. After a run that
+    raised, it is closed at the end of the program, as failed.
 
     Args:
         **settings: as for ``otel_train.instrument``.
 
     Raises:
-        ConfigError: a setting cannot be honoured; says value, rule and remedy.
+        ConfigError: a setting is invalid; the message has value, rule and remedy.
     """
 
     def __init__(self, **settings: Any) -> None:
         self._shared = CallbackSession("the ignite handler", settings)
 
     def attach(self, engine: Any) -> None:
-        """Observes every run of ``engine``: pass the trainer, not evaluators. A ConfigError if it is not an engine."""
+        """Observes every run of ``engine``: pass the trainer, not evaluators. Raises ConfigError if it is not an engine."""
         if not hasattr(engine, "add_event_handler"):
             raise wrong_argument(f"attach({shown(engine)})", "an Engine of Ignite", "Pass the trainer")
         # Ignite calls a handler with the engine if its signature takes it, else without.

@@ -39,7 +39,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_class() -> type:
-    """Returns a base class of the Callback of each package that the program has imported, or could."""
+    """Returns a base class for the Callback of each package that the program has imported, else of one that is installed."""
     present = [name for name in _PACKAGES if name in sys.modules]
     if not present:
         present = [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None][:1]
@@ -55,7 +55,7 @@ _Callback: Any = _callback_class()
 
 
 class _TrainerCallback(_Callback):
-    """Common part of the callbacks. Of several in one Trainer, the first marks epochs."""
+    """Base class of the callbacks. Of several in one Trainer, the first marks the epochs."""
 
     def __init__(
         self, *, enabled: bool, settings: Mapping[str, Any], model: Any = None, loaders: Any = None
@@ -76,19 +76,19 @@ class _TrainerCallback(_Callback):
         """Opens or joins the session."""
         if not self.enabled:
             return
-        ours = _enabled_in(trainer)
-        settings = merged([each.settings for each in ours])
-        alone = trainer.world_size == 1 or api.current() is not None or _started_by_launcher(trainer)
-        run_id = "" if alone or resolved(settings).config.run_id else common_run_id(shared.opened)
+        enabled = _enabled_in(trainer)
+        settings = merged([each.settings for each in enabled])
+        needs_no_id = trainer.world_size == 1 or api.current() is not None or _started_by_launcher(trainer)
+        run_id = "" if needs_no_id or resolved(settings).config.run_id else common_run_id(shared.opened)
         if run_id:
             settings["run_id"] = run_id
         session = shared.join(self, settings, *self._given)
-        if ours[0] is self:
+        if enabled[0] is self:
             with self._guard:
                 session.track(trackers_of(trainer, session.config))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begins the epoch of a run that resumes within it."""
+        """Begins the epoch of a run that resumes within an epoch."""
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -110,7 +110,7 @@ class _TrainerCallback(_Callback):
                     self._epoch.end()
 
     def on_exception(self, _trainer: Any, _pl_module: Any, exception: BaseException) -> None:
-        """Closes the session after a failure, which no teardown follows."""
+        """Closes the session after a failure: the Trainer then calls no teardown."""
         if self._epoch is not None:
             self._epoch.__exit__(type(exception), exception, None)
         self._leave(exception)
@@ -136,7 +136,7 @@ class _TrainerCallback(_Callback):
 class OtelTrainCallback(_TrainerCallback):
     """Observes what a Trainer does: ``Trainer(callbacks=[OtelTrainCallback(run_name="baseline")])``.
 
-    Models are found as they are called, loaders are called ``train``, ``val``, ``test`` and ``predict``, or by the
+    Models are found when they are called; loaders are named ``train``, ``val``, ``test`` and ``predict``, or by the
     keys of a dict; epochs count from 1. The session closes with ``fit``, ``validate``, ``test`` or ``predict``; one
     that was open before stays open.
 
@@ -146,7 +146,7 @@ class OtelTrainCallback(_TrainerCallback):
         **settings: as for ``otel_train.instrument``.
 
     Raises:
-        ConfigError: a setting cannot be honoured; says value, rule and remedy.
+        ConfigError: a setting is invalid; the message has value, rule and remedy.
     """
 
     def __init__(self, model: Any = None, loaders: Any = None, **settings: Any) -> None:
@@ -156,26 +156,26 @@ class OtelTrainCallback(_TrainerCallback):
 class ProfilerCallback(_TrainerCallback):
     """Records steps of chosen epochs with ``torch.profiler``: skip 10, wait 5, warm up, record, once per epoch.
 
-    An epoch that is too short for that is recorded from earlier on. The training thread waits for nothing; at the
-    end of ``fit`` up to a minute for what is still being written.
+    In an epoch that is too short for that, recording begins earlier. The training thread waits up to 30 s at the start
+    of an epoch if earlier captures are still being written, and up to a minute at the end of ``fit``.
 
     Args:
         enabled: False, the default, records nothing and opens no session.
-        profile_epochs: which, from 1; None for the first. Any sequence, or one number.
+        profile_epochs: a number or a sequence of numbers, from 1; None for the first.
         profile_steps: steps to record in each.
-        warmup_steps: steps before those, whose record is thrown away.
-        activities: of ``cpu``, ``cuda``, ``xpu`` and ``mtia``; None for cpu and cuda. What a machine lacks is left
-            out and said.
+        warmup_steps: steps before those, whose recording is discarded.
+        activities: of ``cpu``, ``cuda``, ``xpu`` and ``mtia``; None for cpu and cuda. Those that the machine lacks are
+            left out and reported.
         record_shapes: record the shapes of operations' inputs.
-        with_stack: record where operations were called; 20 to 30 % slower while it lasts.
+        with_stack: record where operations were called; recorded steps are 20 to 30 % slower.
         output_dir: folder that gets each trace as ``epoch_N.json`` (other ranks' as ``epoch_N-rankR.json``), beside
             the compressed one in the run directory.
-        export_chrome_trace: False leaves those out.
-        log_top_k_ops: operations named on the console after each, up to 100; 0 for no block there.
+        export_chrome_trace: False writes no files to ``output_dir``.
+        log_top_k_ops: operations that are printed after each capture, up to 100; 0 prints nothing.
         profile_memory: record every allocation.
 
     Raises:
-        ConfigError: an epoch, a number or an activity cannot be honoured; says value, rule and remedy.
+        ConfigError: an epoch, a number or an activity is invalid; the message has value, rule and remedy.
     """
 
     def __init__(  # noqa: PLR0913 - the keywords of the callback that this replaces
@@ -242,13 +242,13 @@ class ThroughputMonitorCallback(_TrainerCallback):
     """Prints samples/s, batch times, memory and efficiency of each epoch, and logs them to the tracker in use.
 
     Args:
-        enabled: False for nothing.
+        enabled: False does nothing.
         log_interval: epochs between two blocks.
-        track_memory: with memory of dataset, caches and process.
-        track_timing: with times to load and to transform a batch.
+        track_memory: include memory of dataset, caches and process.
+        track_timing: include times to load and to transform a batch.
 
     Raises:
-        ConfigError: an argument cannot be honoured; says value, rule and remedy.
+        ConfigError: an argument is invalid; the message has value, rule and remedy.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ def _enabled_in(trainer: Any) -> list[_TrainerCallback]:
 
 def _started_by_launcher(trainer: Any) -> bool:
     """Returns whether an external launcher started the ranks, which then have a common run id."""
-    # Only in the first process started by Lightning; in the others this environment reports an external launcher.
+    # ``creates_processes_externally`` does not tell: in the processes that Lightning itself starts it is true, too.
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return type(environment).__name__ != "LightningEnvironment"
 

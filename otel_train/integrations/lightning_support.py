@@ -37,11 +37,11 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "TensorBoardLogger": ("tensorboard", _experiment),
     "WandbLogger": ("wandb", _experiment),
 }
-"""Setting and tracker object, by the logger's class name, which is equal in both packages."""
+"""Setting and function to get the tracker's object, by the class name of the logger, which is equal in both packages."""
 
 
 def trackers_of(trainer: Any, config: Config) -> dict[str, Any]:
-    """Returns runs and writers of a Trainer's loggers, by setting; of those that are set to ``auto``."""
+    """Returns runs and writers of a Trainer's loggers by setting, for settings that are ``auto``."""
     found = {}
     for logger in trainer.loggers if trainer.is_global_zero else ():
         for kind in type(logger).__mro__:
@@ -69,23 +69,23 @@ def common_run_id(
 ) -> str:
     """Returns a run id shared by all ranks of this job; "" if they have one already, or have no common store.
 
-    No collective operation: a rank that does not call delays no other.
+    It is not a collective operation: only rank 0 can delay the others, by ``patience_s`` at most.
     """
     environ = os.environ if environ is None else environ
     place = ranks()
     if place is None or given_run_id(environ) or environ.get(LAUNCH_RUN):
         return ""
     with Guard("the run id of all ranks"):
-        meeting = store()
-        return "" if meeting is None else _met(meeting, f"otel_train/run/{number}", place[0], patience_s)
+        common = store()
+        return "" if common is None else _shared_id(common, f"otel_train/run/{number}", place[0], patience_s)
     return ""
 
 
-def _met(store: JobStore, key: str, rank: int, patience_s: float) -> str:
+def _shared_id(store: JobStore, key: str, rank: int, patience_s: float) -> str:
     if rank == 0:
-        mine = run_id_of_start(time.time_ns(), os.urandom(3))
-        store.put(key, mine)
-        return mine
+        run_id = run_id_of_start(time.time_ns(), os.urandom(3))
+        store.put(key, run_id)
+        return run_id
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
         found = store.read([key])
@@ -97,11 +97,11 @@ def _met(store: JobStore, key: str, rank: int, patience_s: float) -> str:
 
 
 SKIP_FIRST_STEPS, WAIT_STEPS = 10, 5
-"""Of an epoch that is profiled: ``skip_first`` and ``wait`` of ``torch.profiler.schedule`` in the earlier callback."""
+"""Of a profiled epoch: ``skip_first`` and ``wait`` of ``torch.profiler.schedule`` in the callback that this one replaces."""
 
 
 def fitted_schedule(steps: int | None, warmup: int, active: int) -> tuple[int, int, int]:
-    """Returns steps to skip, to warm up and to record in an epoch of ``steps``; None if that is unknown."""
+    """Returns numbers of steps to skip, to warm up and to record in an epoch of ``steps``, which is None if unknown."""
     wait = SKIP_FIRST_STEPS + WAIT_STEPS
     if steps is None:
         return wait, warmup, active
@@ -112,12 +112,12 @@ def fitted_schedule(steps: int | None, warmup: int, active: int) -> tuple[int, i
 
 
 def steps_per_epoch(batches: float, accumulated: int) -> int | None:
-    """Returns the steps of an epoch with gradient accumulation; None if it has no end."""
+    """Returns the number of steps of an epoch with gradient accumulation; None if the epoch has no end."""
     return math.ceil(batches / max(accumulated, 1)) if math.isfinite(batches) else None
 
 
 def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
-    """Returns epochs from a number or a sequence of numbers; the first epoch if there are none."""
+    """Returns epochs from a number or a sequence of numbers; the first epoch for None or an empty sequence."""
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     if given is None or not several:
         return frozenset({1})
@@ -130,7 +130,7 @@ def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
     return frozenset(epoch.__index__() for epoch in several)
 
 
-def activities_of(given: Any) -> tuple[str, ...]:  # Any: text, or some of texts and of torch's own
+def activities_of(given: Any) -> tuple[str, ...]:  # Any: text, or some texts or ProfilerActivity
     """Returns the names of activities."""
     words = given.split(",") if isinstance(given, str) else given
     several = list(words) if isinstance(words, (Sequence, AbstractSet)) else [words]

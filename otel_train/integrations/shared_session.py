@@ -22,10 +22,10 @@ _log = logging.getLogger("otel_train")
 
 
 class SharedSession:
-    """Opened by the first callback that joins, closed when the last one leaves.
+    """Opens a session for the first callback that joins, and closes it when the last one leaves.
 
-    A session that was opened by ``otel_train.instrument`` is joined and stays open, and so does one below
-    ``otel-train run``, which lasts as long as the program.
+    A session that ``otel_train.instrument`` has opened is joined and stays open; so is that of ``otel-train run``, which
+    lasts as long as the program.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class SharedSession:
         session = api.instrument(model, loaders, **given)
         if before is None:
             self.opened += 1
-            self._holders.clear()  # of a session that the program has closed
+            self._holders.clear()  # they held a session that the program has closed
             self._own = None if api.when_started else session
         elif holder not in self._holders:
             session.show_blocks(filter(None, _words(given.get("console_metrics", ""))))
-            _say_what_is_too_late(session.config, given)
+            _warn_of_ignored_settings(session.config, given)
         session.find_models()
         self._holders.add(holder)
         return session
@@ -66,7 +66,7 @@ shared = SharedSession()
 """Of this process."""
 
 
-def without_containers(value: Any) -> Any:  # Any: what a configuration library made
+def without_containers(value: Any) -> Any:  # Any: as a configuration library gives it
     """Converts containers of configuration libraries such as Hydra to dicts and lists."""
     if isinstance(value, Mapping):
         return {str(key): without_containers(each) for key, each in value.items()}
@@ -104,21 +104,21 @@ def _words(blocks: Any) -> list[str]:  # Any: text or a list
     return words_of(blocks) if isinstance(blocks, str) else [word.strip() for word in blocks]
 
 
-def _say_what_is_too_late(config: Config, given: Mapping[str, Any]) -> None:
+def _warn_of_ignored_settings(config: Config, given: Mapping[str, Any]) -> None:
     asked = resolved(given)
-    late = [
+    ignored = [
         f"{name}={getattr(asked.config, name)!r}"
         for name, origin in asked.origins.items()
         if origin == CODE
         and getattr(asked.config, name) != getattr(config, name)
         and name != "console_metrics"
     ]
-    if late:
-        _log.warning("a session is open already and keeps its settings; not applied: %s", ", ".join(late))
+    if ignored:
+        _log.warning("a session is open already and keeps its settings; not applied: %s", ", ".join(ignored))
 
 
 class CallbackSession:
-    """A callback's use of the shared session. Contains faults of this package."""
+    """The shared session as one callback uses it. Stops faults of this package by a ``Guard``."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self.guard = Guard(name)

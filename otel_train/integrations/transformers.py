@@ -12,20 +12,20 @@ from otel_train.integrations.shared_session import CallbackSession
 _Callback: Any = require("transformers", extra="transformers").TrainerCallback
 
 _ROUNDING = 1e-6
-"""The Trainer's epoch is a sum of fractions."""
+"""Tolerance for the Trainer's epoch, which is a sum of floating-point fractions."""
 
 
 class OtelTrainCallback(_Callback):
     """Observes what a Trainer does: ``Trainer(..., callbacks=[OtelTrainCallback(run_name="baseline")])``.
 
-    Loaders and models are found as they are used; epochs are the Trainer's, counted from 1; loss, learning rate and
-    gradient norm are what it logs. The session closes when ``train`` is over; one that was open before stays open.
+    Loaders and models are found when they are used; epochs are the Trainer's, counted from 1; loss, learning rate and
+    gradient norm are those that it logs. The session closes when ``train`` ends; one that was open before stays open.
 
     Args:
         **settings: as for ``otel_train.instrument``.
 
     Raises:
-        ConfigError: a setting cannot be honoured; says value, rule and remedy.
+        ConfigError: a setting is invalid; the message has value, rule and remedy.
     """
 
     def __init__(self, **settings: Any) -> None:
