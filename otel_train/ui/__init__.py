@@ -1,4 +1,4 @@
-"""The local page: reads run directories, in a separate process."""
+"""The local web page and the static report of runs. It reads run directories, in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from otel_train.safety import printable
 
 
 def escape(text: str) -> str:
-    """Returns a text as HTML; what would hide or reorder the text around it shows as its escape, such as that of U+202E."""
+    """Escapes a text for HTML. Characters that hide or reorder text, such as U+202E, become visible escapes."""
     return html.escape(printable(text, most=len(text), lines=True))

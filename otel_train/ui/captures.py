@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from otel_train.trace_analysis.events import Trace
 
 _MOST_TRACE_BYTES = 32 << 20
-"""A larger trace is for a command: reading it takes seconds, and several times its size in memory."""
+"""Largest trace file that a page analyzes: a larger one takes seconds, and several times its size in memory."""
 
 _one_at_a_time = threading.Lock()
 
 
 def analyzed(file: File) -> dict[str, Any]:
-    """Analysis of a capture; TraceError if it is too large for a page, or not a trace. Other pages are served meanwhile."""
+    """Returns the analysis of a capture, one at a time. Raises TraceError if it is too large for a page, or not a trace."""
     if file.mark.size_bytes > _MOST_TRACE_BYTES:
         raise TraceError(f"{bytes_of(file.mark.size_bytes)} is too large for a page: use otel-train analyze")
     with _one_at_a_time:
@@ -47,7 +47,7 @@ def _analyzed(path: Path, _: Mark) -> dict[str, Any]:
 
 
 def analysis_of(trace: Trace) -> dict[str, Any]:
-    """Returns what ``capture_analysis`` shows of a trace, by argument."""
+    """Returns the arguments of ``capture_analysis`` for a trace."""
     from otel_train.trace_analysis.hot_spots import flame
     from otel_train.trace_analysis.summary import summarize
     from otel_train.trace_analysis.timeline import TraceTimeline
@@ -58,10 +58,10 @@ def analysis_of(trace: Trace) -> dict[str, Any]:
 def artifacts(view: RankView, chosen: str | None) -> str:
     """Returns the tab as HTML, with the analysis of the capture named ``chosen``."""
     files = files_of(view.run, view.rank)
-    looked = _traces(files).get(chosen or "")
+    selected = _traces(files).get(chosen or "")
     return "".join(
         (
-            section("Capture", lambda: _capture(looked)) if looked is not None else "",
+            section("Capture", lambda: _capture(selected)) if selected is not None else "",
             section("Captures", lambda: captures_table(view, chosen=chosen)),
             section("Artifacts", lambda: _artifact_list(view)),
             section("Files", lambda: _files(view, files), beside=f"in <code>{escape(str(view.run))}</code>"),
@@ -123,9 +123,9 @@ def _hot_spots(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def captures_table(view: RankView, *, chosen: str | None = None, static: bool = False, shown: int = 0) -> str:
-    """Returns a row per capture: its file, its metadata, or both; ``chosen`` is shown below, ``static`` has no links.
+    """Returns a table of captures that have a file, metadata, or both; ``static`` without links.
 
-    ``shown`` captures are analyzed below: where the folder has none of them, the table is absent.
+    ``chosen`` is the capture analyzed on the same page. ``shown`` is the number of those analyzed below a static table.
     """
     traces = _traces(files_of(view.run, view.rank))
     records = {_trace_name(record): record for record in view.records}
@@ -150,7 +150,7 @@ def captures_table(view: RankView, *, chosen: str | None = None, static: bool = 
 
 
 def _trace_name(record: Mapping[str, Any]) -> str:
-    """Returns the name of a record's trace below the run directory; "" for a capture that failed."""
+    """Returns the path of the trace of some metadata, below the run directory; "" for a capture that failed."""
     file = text(record.get("file")).rpartition("/")[2]
     return f"captures/{file}" if file else ""
 
@@ -160,10 +160,10 @@ def _capture_row(
 ) -> list[str]:
     short = escape(name.removeprefix("captures/"))
     target = address(view.run.name, tab="artifacts", rank=view.rank, capture=name)
-    said, steps, warnings = record.get("finding"), record.get("steps"), record.get("warnings")
-    asked = (text(record.get(key)) for key in ("trigger", "reason"))
-    found = [text(said.get("summary")) if isinstance(said, dict) else "", text(record.get("problem"))]
-    found += [text(warning) for warning in warnings] if isinstance(warnings, list) else []
+    leading, steps, warnings = record.get("finding"), record.get("steps"), record.get("warnings")
+    requested_by = (text(record.get(key)) for key in ("trigger", "reason"))
+    results = [text(leading.get("summary")) if isinstance(leading, dict) else "", text(record.get("problem"))]
+    results += [text(warning) for warning in warnings] if isinstance(warnings, list) else []
     return [
         f'<a href="{target}" data-go>{short}</a>'
         if link and file is not None
@@ -172,8 +172,8 @@ def _capture_row(
         ABSENT if file is None else bytes_of(file.mark.size_bytes),
         rounded(whole(record.get("rank"))),
         escape(" to ".join(str(step)[:20] for step in steps) if isinstance(steps, list) else ABSENT),
-        escape(" · ".join(part for part in asked if part) or ABSENT),
-        escape(" · ".join(part for part in found if part) or ABSENT),
+        escape(" · ".join(part for part in requested_by if part) or ABSENT),
+        escape(" · ".join(part for part in results if part) or ABSENT),
     ]
 
 

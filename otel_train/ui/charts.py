@@ -17,17 +17,17 @@ _FIXED = {
     "compile": "teal", "restart": "brown", "stalled": "gray",
 }  # fmt: skip
 """A stage has the same colour wherever it appears."""
-_TICKS = 4
+_TICKS = 4  # of the vertical axis, above 0
 _ROUND = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _SLACK = 1.0 + 1e-9
-"""A part that was round stays so, whatever rounding made of it."""
+"""Tolerance of comparisons with round numbers, for errors of floating-point arithmetic."""
 
 _MINUTE_S = 60
 _CLOCK_S = (10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-_MARKS = 5
-_DASHES = 4
+_MARKS = 5  # of the time axis, about
+_DASHES = 4  # dash patterns of lines
 _LEAST_HOLE = 1 / 800
-"""Of the whole: one pixel."""
+"""Shortest gap between two spans that is drawn, as a share of the time axis: about one pixel."""
 
 T = TypeVar("T")
 
@@ -40,11 +40,11 @@ def color_of(name: str, place: int) -> str:
 def held(
     spans: Sequence[tuple[float, float]], series: Mapping[str, Sequence[float | None]]
 ) -> tuple[list[float], dict[str, list[float | None]]]:
-    """Returns values that hold from begin to end of a span, as points: two for each span, and a hole where none is.
+    """Returns the points of a step function: two for each span, and a None between spans that do not touch.
 
     Args:
         spans: begin and end in seconds, increasing.
-        series: by name a value for each span; None is a hole.
+        series: by name a value for each span; None is a gap.
     """
     times: list[float] = []
     places: list[int | None] = []
@@ -67,20 +67,20 @@ def area(
     unit: Callable[[float], str],
     width: float = WIDTH,
 ) -> str:
-    """Draws stacked series by name, the first at the bottom; None is a hole in all of them.
+    """Draws stacked series by name, the first at the bottom. None in one of them is a gap in all.
 
     Args:
         times: seconds from 0, increasing.
         series: a value for each time.
-        label: what it shows, for those who cannot see it.
-        unit: writes a value.
+        label: what it shows, for screen readers.
+        unit: formats a value.
         width: ``WIDTH``, or ``HALF_WIDTH`` for one of two.
     """
     if len(times) <= 1:
         return ""
     stacks = [_stack(column) for column in zip(*series.values(), strict=True)]
     highest = _round(max((stack[-1] for stack in stacks if stack), default=0.0))
-    x, y = _across(times, width), _up(highest)
+    x, y = _x_scale(times, width), _y_scale(highest)
     shapes = []
     for place, name in enumerate(series):
         for part in _parts(stacks):
@@ -101,12 +101,12 @@ def lines(
     unit: Callable[[float], str],
     width: float = WIDTH,
 ) -> str:
-    """Series as lines; None is a hole. Arguments are those of ``area``."""
+    """Draws series as lines; None is a gap. Arguments are those of ``area``."""
     known = [value for values in series.values() for value in values if value is not None]
     if len(times) <= 1 or not known:
         return ""
     highest = _round(max(known))
-    x, y = _across(times, width), _up(highest)
+    x, y = _x_scale(times, width), _y_scale(highest)
     shapes = []
     for place, (name, values) in enumerate(series.items()):
         for part in _parts(values):
@@ -121,13 +121,13 @@ def lines(
 
 
 def _stack(column: Sequence[float | None]) -> list[float] | None:
-    """Returns the edges of values on top of each other; None where one is missing."""
+    """Returns the cumulative sums of stacked values; None if one is missing."""
     known = [value for value in column if value is not None]
     return [0.0, *accumulate(known)] if len(known) == len(column) else None
 
 
 def _parts(values: Sequence[T | None]) -> Iterator[list[tuple[int, T]]]:
-    """Yields what lies between two holes, each value with its place."""
+    """Yields each run of values between gaps, every value with its index."""
     numbered = ((at, value) for at, value in enumerate(values))
     for hole, part in groupby(numbered, lambda pair: pair[1] is None):
         if not hole:
@@ -141,14 +141,14 @@ def _dash(place: int) -> str:
 def _with_values(
     label: str, series: Mapping[str, Sequence[float | None]], unit: Callable[[float], str]
 ) -> str:
-    """Returns the label with what a reader sees in the chart: least, last and most of each series."""
-    said = []
+    """Returns the label with minimum, last value and maximum of each series."""
+    ranges = []
     for name, values in series.items():
         known = [value for value in values if value is not None]
         if known:
             shown = f"min {unit(min(known))}, last {unit(known[-1])}, max {unit(max(known))}"
-            said.append(f"{name.replace('_', ' ')} {shown}")
-    return f"{label}: {'; '.join(said)}" if said else label
+            ranges.append(f"{name.replace('_', ' ')} {shown}")
+    return f"{label}: {'; '.join(ranges)}" if ranges else label
 
 
 def bars(
@@ -159,18 +159,18 @@ def bars(
     label: str,
     unit: Callable[[float], str],
 ) -> str:
-    """Returns a histogram over buckets that grow by the same factor."""
+    """Draws a histogram with buckets that grow by a constant factor."""
     if not numbers:
         return ""
     highest = _whole(max(numbers))
     step = (HALF_WIDTH - LEFT) / len(numbers)
-    y = _up(highest)
+    y = _y_scale(highest)
     shapes = []
     for place, ((low, high), number) in enumerate(zip(edges, numbers, strict=True)):
-        said = escape(f"{unit(low)} to {unit(high)}: {number:,}")
+        text = escape(f"{unit(low)} to {unit(high)}: {number:,}")
         shapes.append(
             f'<rect class="c-{color_of(name, 0)}" x="{LEFT + place * step:.1f}" y="{y(number):.1f}" '
-            f'width="{max(step - 0.6, 0.5):.1f}" height="{HEIGHT - BOTTOM - y(number):.1f}"><title>{said}</title></rect>'
+            f'width="{max(step - 0.6, 0.5):.1f}" height="{HEIGHT - BOTTOM - y(number):.1f}"><title>{text}</title></rect>'
         )
     marks = []
     for place in sorted({round(part * (len(numbers) - 1) / _TICKS) for part in range(_TICKS + 1)}):
@@ -178,12 +178,12 @@ def bars(
         anchor = "end" if at > HALF_WIDTH - 40 else "middle"
         marks.append(_mark(at, unit(edges[place][0]), anchor))
     grid = _grid(highest, lambda value: f"{value:,.0f}", HALF_WIDTH)
-    said = f"{label}: {sum(numbers):,} calls of {unit(edges[0][0])} to {unit(edges[-1][1])}"
-    return _svg(grid + "".join(shapes) + "".join(marks), said, HALF_WIDTH)
+    text = f"{label}: {sum(numbers):,} calls of {unit(edges[0][0])} to {unit(edges[-1][1])}"
+    return _svg(grid + "".join(shapes) + "".join(marks), text, HALF_WIDTH)
 
 
 def legend(names: Sequence[str], *, of_lines: bool = False) -> str:
-    """Returns which colour is which, ``of_lines`` with their dashes."""
+    """Returns the legend of series: colours, and dashes if ``of_lines``."""
     items = "".join(
         f'<li><span class="key b-{color_of(name, place)}{f" line{_dash(place)}" if of_lines else ""}"></span>{escape(name.replace("_", " "))}</li>'
         for place, name in enumerate(names)
@@ -191,11 +191,11 @@ def legend(names: Sequence[str], *, of_lines: bool = False) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def _across(times: Sequence[float], width: float) -> Callable[[float], float]:
+def _x_scale(times: Sequence[float], width: float) -> Callable[[float], float]:
     return lambda at: LEFT + at / (times[-1] or 1.0) * (width - LEFT)
 
 
-def _up(highest: float) -> Callable[[float], float]:
+def _y_scale(highest: float) -> Callable[[float], float]:
     return lambda value: HEIGHT - BOTTOM - value / highest * (HEIGHT - BOTTOM - TOP)
 
 
@@ -209,12 +209,12 @@ def _round(highest: float) -> float:
 
 
 def _whole(most: int) -> float:
-    """Returns the same for counts, whose ticks are integers."""
+    """Returns the axis maximum for counts, whose ticks are integers."""
     return _round(most) if most >= 10 * _TICKS else float(_TICKS * max(1, math.ceil(most / _TICKS)))
 
 
 def _marks(times: Sequence[float], x: Callable[[float], float]) -> str:
-    """Returns marks at round times; one that would be cut off at the right edge ends there."""
+    """Returns marks at round times; one near the right edge is aligned to end there."""
     step_s, end_s = _round_time(times[-1] / _MARKS), times[-1]
     marks = [_mark(x(0.0), elapsed(0.0), "start")]
     for number in range(1, math.floor(end_s / step_s * _SLACK) + 1 if step_s else 1):
@@ -224,7 +224,7 @@ def _marks(times: Sequence[float], x: Callable[[float], float]) -> str:
 
 
 def _round_time(seconds: float) -> float:
-    """Returns the least time that is round on a clock and not shorter."""
+    """Returns the smallest round time on a clock that is not below ``seconds``."""
     if not 0 < seconds < math.inf:
         return 0.0
     clock_s = next((each for each in _CLOCK_S if seconds <= each), 0)
@@ -240,7 +240,7 @@ def _mark(x: float, text: str, anchor: str) -> str:
 
 
 def _grid(highest: float, unit: Callable[[float], str], width: float) -> str:
-    y = _up(highest)
+    y = _y_scale(highest)
     rows = []
     for part in range(_TICKS + 1):
         value = highest * part / _TICKS
@@ -258,7 +258,7 @@ def _svg(inside: str, label: str, width: float) -> str:
 
 
 def elapsed(seconds: float) -> str:
-    """Returns the seconds as a clock reads: ``45 s``, ``3:20``, ``2:05:00``."""
+    """Formats seconds as a clock: ``45 s``, ``3:20``, ``2:05:00``."""
     whole = math.floor(seconds)
     if whole < _MINUTE_S:
         return f"{seconds:.3g} s"

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 _LATEST_UNIX_S = 253402300799
-"""The end of the year 9999, behind which there are no dates."""
+"""End of the year 9999, the last one that ``datetime`` has."""
 
 _CODE = re.compile(r"`([^`]+)`")
 _FEW = 4
-"""Up to so many values keep their width; more share it."""
+"""Up to this many leading values have a fixed width; more share the width of the page."""
 
 MARKS = {"critical": "✖", "warning": "▲", "info": "•", "ok": "✓", "live": "●"}
 
@@ -49,7 +49,7 @@ def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
 
 
 def labelled(body: str, title: str) -> str:
-    """Gives the tables in ``body`` a name, for those who come to one by keys because it scrolls."""
+    """Names the tables in ``body`` for screen readers: they take the keyboard focus, since they scroll."""
     return body.replace(
         _SCROLL, f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">'
     )
@@ -69,7 +69,7 @@ def leading_values(cells: Iterable[tuple[str, str, str]]) -> str:
 
 
 def board(notices: Sequence[Notice], *, unfold: int) -> str:
-    """Returns the notices, a line each; advice and facts can be unfolded, those of the first ``unfold`` are shown."""
+    """Returns the notices, a line each, with advice and facts to unfold; the first ``unfold`` are unfolded."""
     if not notices:
         return ""
     items = "".join(_notice(each, unfold=place < unfold) for place, each in enumerate(notices))
@@ -101,14 +101,14 @@ def texts(made: str) -> str:
 
 
 def badge(state: Liveness) -> str:
-    """Returns how a run is, as a word in its colour."""
+    """Returns the state of a run as a coloured word."""
     lasts = state.word in {"silent", "stalled"} and state.quiet_s is not None
     quiet = f" for {duration(state.quiet_s)}" if lasts else ""
     return f'<span class="state {state.severity}"><span aria-hidden="true">{MARKS[state.severity]}</span> {escape(state.word)}{quiet}</span>'
 
 
 def moment(unix_s: float | None) -> str:
-    """Returns an instant, which the page shows in the reader's own time zone and as an age."""
+    """Returns an instant, which the script of the page shows in the browser's time zone and as an age."""
     if unix_s is None or not 0 < unix_s < _LATEST_UNIX_S:
         return ABSENT
     return f'<time data-at="{unix_s:.3f}">{instant(unix_s)}</time>'
@@ -120,7 +120,7 @@ def address(run: str, **query: object) -> str:
 
 
 def url_of(run: str, **query: object) -> str:
-    """Returns the same for a header."""
+    """Returns the URL of a run's page, or of something below it, for a header."""
     words = {key: str(value) for key, value in query.items() if value is not None}
     path = f"/run/{quote(os.fsencode(run), safe='')}"  # the name of a folder, which need not be UTF-8
     return path + (f"?{urlencode(words, errors='replace')}" if words else "")
@@ -128,12 +128,12 @@ def url_of(run: str, **query: object) -> str:
 
 def share_strip(parts: Sequence[tuple[str, float, str]], *, label: str) -> str:
     """Draws shares of a whole as one strip: name, share from 0 to 1 and colour of each; ``label`` is for screen readers."""
-    said = ", ".join(f"{name.replace('_', ' ')} {percent(share)}" for name, share, _ in parts)
+    text = ", ".join(f"{name.replace('_', ' ')} {percent(share)}" for name, share, _ in parts)
     pieces = "".join(
         f'<span class="b-{color}" style="width:{share * 100:.3f}%" title="{escape(name.replace("_", " "))} {percent(share)}"></span>'
         for name, share, color in parts
     )
-    return f'<div class="strip" role="img" aria-label="{escape(f"{label}: {said}")}">{pieces}</div>'
+    return f'<div class="strip" role="img" aria-label="{escape(f"{label}: {text}")}">{pieces}</div>'
 
 
 _SCROLL = '<div class="scroll">'
@@ -160,7 +160,7 @@ def finding(each: Mapping[str, Any]) -> str:
 
 
 def flame_graph(calls: Sequence[Mapping[str, Any]]) -> str:
-    """Calls as boxes, callers above; arrow keys move, Enter zooms in, Escape out."""
+    """Draws calls as boxes, callers above. Arrow keys move, Enter zooms in, Escape out."""
     if not calls:
         return ""
     depth = max(call["depth"] for call in calls) + 1
@@ -189,7 +189,7 @@ def _flame_color(name: str) -> str:
 
 
 def share_bar(share: float, name: str) -> str:
-    """Returns a cell of a table: a share as a bar, in the colour of what is called ``name``."""
+    """Returns a cell of a table: a share as a bar in the colour of the series ``name``."""
     color = f" b-{color_of(name, 0)}" if name else ""
     return f'{_BAR}{color}" style="width:{min(share, 1.0) * 50:.3f}%"></span> {percent(share)}'
 

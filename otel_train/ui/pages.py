@@ -44,7 +44,7 @@ PROCESS_MEMORY = "process memory usage"
 
 
 def overview(view: RankView, *, static: bool = False) -> str:
-    """Returns the tab as HTML; ``static`` without links."""
+    """Returns the tab "overview" as HTML; ``static`` without links."""
     return "".join(
         (
             section("Now" if view.state.live else "At the end", lambda: _leading_values(view)),
@@ -70,7 +70,7 @@ def _last_steps(view: RankView) -> str:
 
 
 def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Durations of the training steps of a rank, for the loader with the most of them."""
+    """Returns the training step durations of a rank, of the loader with most steps."""
     rows = [row for row in summary.get("step_durations") or () if row["phase"] == "train"]
     return max(rows, key=lambda row: row["count"], default={})
 
@@ -209,7 +209,7 @@ def _rank(view: RankView, rank: int, *, static: bool) -> list[str]:
 
 
 def _events(view: RankView) -> str:
-    """Returns the events of one kind about one thing together, the latest first."""
+    """Returns a table of events, those of one name with the same facts in one row, the latest first."""
     together: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for event in view.events:
         about = (fact for fact in facts_of(event) if not fact.startswith("step"))
@@ -231,7 +231,7 @@ _DEVICE = ("accelerator", "hw gpu")
 
 
 def memory(view: RankView) -> str:
-    """Returns the tab as HTML."""
+    """Returns the tab "memory" as HTML."""
     body = "".join(
         (
             section("Now" if view.state.live else "At the end", lambda: _leading_memory(view)),
@@ -242,10 +242,10 @@ def memory(view: RankView) -> str:
     )
     if body:
         return body
-    said = "No memory metric was written."
+    absence = "No memory metric was written."
     if view.state.live:
-        said = "No memory metric has been written yet. The first comes with the first export."
-    return f'<p class="empty">{said}</p>'
+        absence = "No memory metric has been written yet. The first comes with the first export."
+    return f'<p class="empty">{absence}</p>'
 
 
 def _series(view: RankView) -> dict[str, Sequence[float | None]]:
@@ -279,7 +279,7 @@ def _batch_sizes(view: RankView) -> str:
 
 
 def timing(view: RankView, *, static: bool = False) -> str:
-    """Returns the tab as HTML; ``static`` without what the overview has, too."""
+    """Returns the tab "timing" as HTML; ``static`` without the section that the overview has, too."""
     return "".join(
         (
             section("Stages", lambda: _stages(view), beside=written(view)),
@@ -357,7 +357,7 @@ def _timing_course(view: RankView) -> str:
     series = view.series
     if not series:
         return ""
-    trained = series["steps_per_s"]  # where there was no step, there is no time per step
+    trained = series["steps_per_s"]  # an interval without steps has no time per step
     stages = {
         name: [value if steps else None for value, steps in zip(values, trained, strict=True)]
         for name, values in series["stages"].items()
@@ -439,7 +439,7 @@ def run_page(view: RankView, tab: str, *, capture: str | None) -> str:
 
 
 def no_such_run_page(name: str) -> str:
-    """Returns where a run was, or never has been."""
+    """Returns the page for a run that does not exist, or no longer does."""
     main = (
         f'<div class="title"><h1><bdi>{escape(name[:200])}</bdi></h1></div><p class="empty">There is no such run in the folder. '
         'It may have been moved or deleted. <a href="/">All runs</a></p>'
@@ -448,7 +448,7 @@ def no_such_run_page(name: str) -> str:
 
 
 def busy_page(what: str, waited_s: float) -> str:
-    """Returns that ``what`` is being read for another request."""
+    """Returns the page for a request that has waited for another one, which reads ``what``."""
     main = (
         f'<div class="title"><h1>Still reading</h1></div><p class="empty">{escape(what)} still being read for another request, '
         f"after {waited_s:g} s: they are large, or the disk does not answer. Then <code>ls</code> of the folder hangs as well.</p>"
@@ -457,7 +457,7 @@ def busy_page(what: str, waited_s: float) -> str:
 
 
 def shown_name(view: RankView) -> str:
-    """Returns the name of the run for people."""
+    """Returns the name of the run that is shown."""
     return text(view.summary.get("run_name")) or text(view.about.get("run_name")) or view.run.name
 
 
@@ -483,7 +483,7 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
 
 
 def _id_of(view: RankView) -> str:
-    """Returns the name of the run's folder; of a folder of artifacts, which may have any name, the id of the run."""
+    """Returns the name of the run's folder; for a folder of artifacts, which may have any name, the run id."""
     return view.run.name if view.ranks else text(view.summary.get("run_id")) or view.run.name
 
 
@@ -498,7 +498,7 @@ def _progress(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rank_links(view: RankView, tab: str) -> str:
-    """Ranks selection: a form, so that it works before the script is loaded."""
+    """Returns the selection of a rank: a form, so that it works without the script."""
     if len(view.ranks) <= 1:
         return ""
     options = "".join(
@@ -599,7 +599,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 def report_page(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
     """Returns the report as HTML. Every name in it is escaped, and it loads nothing.
 
-    ``captures`` are ``name``, ``analysis`` as of ``trace_analysis.summarize``, and ``flame`` of the newest, of each rank.
+    ``captures``: ``name``, ``analysis`` (by ``trace_analysis.summarize``) and ``flame`` of the newest capture of each rank.
     """
     parts = {
         "Overview": overview(view, static=True),
@@ -623,7 +623,7 @@ def report_page(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _one_level_lower(part: str) -> str:
-    """Returns the sections of a tab below the heading of a part: h2 as h3, h3 as h4."""
+    """Lowers headings by one level: h2 becomes h3, h3 becomes h4."""
     for level in (3, 2):
         part = part.replace(f"<h{level}>", f"<h{level + 1}>").replace(f"</h{level}>", f"</h{level + 1}>")
     return part

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 HEADERS = {
-    # Bars and flames are as wide as their share: that is a style of the element, and the only one allowed inline.
+    # The width of bars and flames is a style attribute: the only style allowed inline.
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; style-src-attr 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
         "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -53,13 +53,13 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 _CHUNK_BYTES = 1 << 18
-_LONGEST, _DIGITS = 200, 9
+_LONGEST, _DIGITS = 200, 9  # characters of the filter; digits of a number in a query
 
 
 def application(root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
     """Returns the application for a folder of runs, or for the run ``only`` in it. It is read-only.
 
-    ``hosts`` are names under which it may be asked for, beside ``localhost`` and addresses that are numbers.
+    ``hosts`` are allowed names in the Host header, beside ``localhost`` and IP addresses.
     """
     site = _Site(root, only)
     routes = [
@@ -71,11 +71,11 @@ def application(root: Path, *, only: str | None = None, hosts: Collection[str] =
 
 
 WAIT_S = 10.0
-"""Seconds for which a request waits for another that reads the same run. A thread that waits for a disk serves no page."""
+"""Longest wait of a request for another that reads the same run. A thread that waits for a disk serves no page."""
 
 
-class _Turns:
-    """Lets one request at a time read the same thing."""
+class _ReadLocks:
+    """Locks by name: one request at a time reads a run, or the list of runs."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -83,7 +83,7 @@ class _Turns:
 
     @contextmanager
     def of(self, thing: str) -> Iterator[bool]:
-        """Waits for the turn, ``WAIT_S`` at most; gives whether it has come."""
+        """Waits for the lock of ``thing``, at most ``WAIT_S``; yields whether it was acquired."""
         with self._changed:
             granted = self._changed.wait_for(lambda: thing not in self._taken, WAIT_S)
             if granted:
@@ -98,14 +98,14 @@ class _Turns:
 
 
 class _Site:
-    """Answers requests, in threads: those that read the same run, or the list, one after another."""
+    """Answers requests on threads. Those that read the same run, or the list, are answered one after another."""
 
     def __init__(self, root: Path, only: str | None) -> None:
         rows = row_cache()
         self._root, self._only = root, only
         self._run_list = RunList(root, only=only, cached_rows=rows)
         self._ranks = RankReader(cached_rows=rows)
-        self._turns = _Turns()
+        self._read_locks = _ReadLocks()
         self.assets = {
             "/style.css": ("text/css", asset("page.css")),
             "/page.js": ("text/javascript", asset("flames.js") + asset("page.js")),
@@ -113,7 +113,7 @@ class _Site:
         }
 
     def asset(self, request: Request) -> Response:
-        """Styles, script and icon."""
+        """Returns a stylesheet, a script or the icon."""
         kind, body = self.assets[request.url.path]
         return _answer(request, body, kind)
 
@@ -123,7 +123,7 @@ class _Site:
             return RedirectResponse(url_of(self._only))
         query = request.query_params
         words, page = query.get("filter", "")[:_LONGEST], _number(query.get("page", "")) or 1
-        with self._turns.of("") as granted:
+        with self._read_locks.of("") as granted:
             if not granted:
                 return _busy(request, "The list of runs is")
             rows = self._run_list.rows()
@@ -132,11 +132,11 @@ class _Site:
     def run(self, request: Request) -> Response:
         """Returns the page of a run, or one of its files."""
         query = request.query_params
-        # The path of Starlette is text, which the name of a folder need not be.
+        # Not ``path_params``, which are text: the name of a folder need not be UTF-8.
         path: bytes = request.scope["raw_path"]
         name = os.fsdecode(unquote_to_bytes(path).rpartition(b"/")[2])
         tab, rank = query.get("tab", ""), _number(query.get("rank", ""))
-        with self._turns.of(name) as granted:
+        with self._read_locks.of(name) as granted:
             if not granted:
                 return _busy(request, "The files of this run are")
             run = self._run_list.find(name)
@@ -167,7 +167,7 @@ def _answer(request: Request, body: str, kind: str = "text/html", *, status: int
 
 
 def _download(run: Path, rank: int | None, name: str) -> Response:
-    """Returns a listed file of the run: no path of a request reaches the disk."""
+    """Returns a file of the run that ``files_of`` lists: no path of a request is opened."""
     file = next((file for file in files_of(run, rank) if file.name == name), None)
     try:
         if file is None:
@@ -175,7 +175,7 @@ def _download(run: Path, rank: int | None, name: str) -> Response:
         descriptor = open_below(file.path)
     except OSError:
         return PlainTextResponse("There is no such file.\n", 404)
-    size = os.fstat(descriptor).st_size  # not promised: the file may shrink meanwhile
+    size = os.fstat(descriptor).st_size  # not sent as Content-Length: the file may shrink meanwhile
     saved = re.sub(r"[^A-Za-z0-9._-]", "_", file.path.name)
     return StreamingResponse(
         _bytes(os.fdopen(descriptor, "rb"), size),
@@ -185,7 +185,7 @@ def _download(run: Path, rank: int | None, name: str) -> Response:
 
 
 def _bytes(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yields the bytes that a file had, or has left; it may grow and shrink while it is read."""
+    """Yields at most ``size`` bytes of a file, which may grow and shrink while it is read."""
     with file:
         while size > 0 and (chunk := file.read(min(_CHUNK_BYTES, size))):
             size -= len(chunk)
@@ -222,16 +222,16 @@ class _OriginCheck:
         await answer(scope, receive, marked)
 
 
-_TRIED = 50
-_LAST = 65535
-_SIX = 6
+_TRIED = 50  # further ports to try
+_LAST = 65535  # largest port
+_SIX = 6  # version of IP
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a listening socket on the port, or on the next that is free; 0 takes any. ConfigError where there is none."""
+    """Returns a listening socket on the port, or on the next free one; 0 is any. Raises ConfigError if none is free."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:  # a label may have 63 letters
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name has more than 63 letters
         raise _no_such_host(host, error) from error
     problem, ports = "", range(port, min(port + _TRIED, _LAST) + 1) if port else (0,)
     for each in ports:
@@ -259,7 +259,7 @@ class PageServer(Server):
     """Serves ``application``: ``run(sockets=[...])`` returns after Ctrl-C, SIGTERM or ``should_exit``, and closes the sockets."""
 
     def __init__(self, root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> None:
-        # A page that a browser is still asking for must not hold up Ctrl-C.
+        # An open connection of a browser must not delay the end after Ctrl-C.
         super().__init__(
             Config(
                 application(root, only=only, hosts=hosts), log_level="warning", access_log=False, lifespan="off",
@@ -268,13 +268,13 @@ class PageServer(Server):
         )  # fmt: skip
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes connections; a page that is cut off, as where a disk does not answer, is logged as no error."""
+        """Closes connections. A page that is cut off, since a disk does not answer for example, is not logged as an error."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)
 
 
 def browser_url(sock: socket.socket) -> str:
-    """Returns what to type into a browser."""
+    """Returns the URL of the server, for a browser on this machine."""
     host, port = sock.getsockname()[:2]
     place = ipaddress.ip_address(host)
     if place.is_unspecified:
@@ -283,21 +283,21 @@ def browser_url(sock: socket.socket) -> str:
 
 
 def has_screen(environ: Mapping[str, str]) -> bool:
-    """Returns whether a browser could be seen: not over SSH, and not without a display."""
+    """Returns whether a browser would be visible: there is a display, and no SSH connection."""
     shown = environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY")
     return bool(shown) and not environ.get("SSH_CONNECTION")
 
 
 def show(address: str) -> None:
-    """Opens the address in a browser, which may take its time."""
+    """Opens the address in a browser, on a thread since that may take long."""
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 MOST_CONNECTIONS: Final = 64
-"""Clients at once. A browser keeps six; one more drops the oldest whose request has not come yet, else the oldest."""
+"""Connections at once; a browser has six. One more closes the oldest without a complete request, else the oldest."""
 
 _open: WeakKeyDictionary[Any, dict[BoundedProtocol, None]] = WeakKeyDictionary()
-"""By event loop: its connections in the order in which they came."""
+"""Connections by event loop, the oldest first."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -307,7 +307,7 @@ class BoundedProtocol(H11Protocol):
     _bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class has it
-        """Counts the client, and drops the oldest where there are too many."""
+        """Adds the connection, and closes the oldest if there are too many."""
         super().connection_made(transport)
         clients = _open.setdefault(self.loop, {})
         if len(clients) >= MOST_CONNECTIONS:
@@ -318,13 +318,13 @@ class BoundedProtocol(H11Protocol):
         self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the client."""
+        """Removes the connection."""
         _open.get(self.loop, {}).pop(self, None)
         self._end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what comes, as long as it is within its bounds."""
+        """Passes data on; closes the connection if a request exceeds ``REQUEST_BYTES``."""
         if not self.unfinished and not self._answering():
             self._begin()
         self._bytes += len(data)
@@ -337,7 +337,7 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def unfinished(self) -> bool:
-        """Whether a request is coming in."""
+        """Whether a request is being received."""
         return self._timer is not None
 
     def _answering(self) -> bool:
