@@ -22,7 +22,7 @@ STATES = (OK, NOTE, WARNING, PROBLEM)
 
 
 class CheckResult(NamedTuple):
-    """One line of a diagnosis: a sentence, what to do about it, and what was checked, which ``run`` fills in."""
+    """One line of a diagnosis: a sentence, its remedy, and the area that was checked, which ``run`` fills in."""
 
     state: str
     what: str
@@ -71,8 +71,8 @@ def _bounded(check: Check) -> list[CheckResult]:
     return [*found, CheckResult(PROBLEM, f"no answer within {check.limit_s:g} s", remedy)]
 
 
-WITHIN_S = 3.0
-MOST_BYTES = 1 << 20
+WITHIN_S = 3.0  # for a connection, a pause, and a whole response body
+MOST_BYTES = 1 << 20  # of a response body
 SUCCESS = 2
 """Class of HTTP status codes 200 to 299."""
 
@@ -90,15 +90,15 @@ class HttpResult(NamedTuple):
         return self.status // 100 == SUCCESS
 
     def json(self) -> Any:
-        """Returns the body as JSON; None if it is none."""
+        """Returns the body as JSON; None if it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
             return None
 
 
-def _body(response: Any) -> bytes:  # Any: an error is a response, too
-    """Returns the beginning of a body, as far as it comes in time: a byte now and then keeps any pause short."""
+def _body(response: Any) -> bytes:  # Any: a response or an HTTPError
+    """Returns the beginning of a body, read within ``WITHIN_S``: the limit of a socket is for each pause between bytes only."""
     until_s, parts, left = time.monotonic() + WITHIN_S, [], MOST_BYTES
     while left and (part := response.read1(left)):
         parts.append(part)
@@ -109,7 +109,7 @@ def _body(response: Any) -> bytes:  # Any: an error is a response, too
 
 
 def get(url: str, headers: Mapping[str, str] | None = None) -> HttpResult:
-    """Sends a GET request."""
+    """Sends a GET request; returns the response, or why there is none."""
     if urlsplit(url).scheme not in {"http", "https"}:
         return HttpResult(reason=f"{url} is not an http address")
     request = urllib.request.Request(url, headers=dict(headers or {}))
@@ -117,7 +117,7 @@ def get(url: str, headers: Mapping[str, str] | None = None) -> HttpResult:
         with urllib.request.urlopen(request, timeout=WITHIN_S) as response:
             return HttpResult(response.status, _body(response))
     except urllib.error.HTTPError as error:
-        with error, suppress(OSError, http.client.HTTPException):  # the status is said without the body
+        with error, suppress(OSError, http.client.HTTPException):  # the status is returned without a body
             return HttpResult(error.status or 0, _body(error))
         return HttpResult(error.status or 0)
     except http.client.HTTPException as error:

@@ -1,4 +1,4 @@
-"""Sends a marked metric and span, and checks that they arrive in Prometheus, trace store and Grafana."""
+"""Sends a metric and a span with a unique run id; checks that they arrive in Prometheus, trace store and Grafana."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from otel_train.exporters.otlp_settings import OtlpSettings
 
 AREA = "end to end"
-SEND_WITHIN_S = 5.0
-ASK_EVERY_S = 0.5
+SEND_WITHIN_S = 5.0  # limit of an export request
+ASK_EVERY_S = 0.5  # between two queries for the probe
 PROMETHEUS, TRACES, GRAFANA = "Prometheus", "trace store", "Grafana"
 
 
@@ -39,12 +39,12 @@ class ProbeTargets:
     """Where sent telemetry is expected."""
 
     urls: Mapping[str, str]  # addresses by target
-    named: frozenset[str] = frozenset()  # whose address the user gave, so that no response is a problem
+    named: frozenset[str] = frozenset()  # targets that the user named, which must answer
     grafana_token: str = ""  # of a service account, to query through Grafana; "" checks only its health
 
 
 def usual_places(state: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the addresses of this machine's stack: of the one in ``state``, else from ``.env``."""
+    """Returns the addresses of the stack on this machine: of that in ``state``, else by the ports of ``.env``."""
     try:
         settings = configuration.settings(environ)
         local = LocalStack.of(state, environ)
@@ -59,12 +59,12 @@ def usual_places(state: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A metric and a span that cannot be confused with those of a run."""
+    """A metric and a span with a unique run id and trace id."""
 
     run_id: str = field(default_factory=lambda: f"doctor-{os.urandom(4).hex()}")
     trace_id: int = field(default_factory=lambda: int.from_bytes(os.urandom(16), "big") | 1)
     unix_ns: int = field(default_factory=time.time_ns)
-    """Also the value of the metric."""
+    """Also the value of the metric, in seconds."""
 
     def requests(self, resource: Mapping[str, AttributeValue]) -> dict[str, bytes]:
         """Returns the request bodies by signal."""
@@ -121,13 +121,13 @@ def _send(
             if signal not in settings.targets:
                 continue
             address = settings.targets[signal].address
-            answer = transport.send(signal, line, SEND_WITHIN_S)
-            if answer.accepted:
+            response = transport.send(signal, line, SEND_WITHIN_S)
+            if response.accepted:
                 yield signal, CheckResult(OK, f"{address} accepted {signal} ({probe.run_id})")
                 continue
-            said, _, remedy = answer.reason.partition(": ")
+            problem, _, remedy = response.reason.partition(": ")
             remedy = remedy or "correct OTEL_EXPORTER_OTLP_ENDPOINT, or start the service on that port"
-            yield signal, CheckResult(PROBLEM, f"{signal}: {address} {said}", remedy)
+            yield signal, CheckResult(PROBLEM, f"{signal}: {address} {problem}", remedy)
     finally:
         transport.close()
 
@@ -135,16 +135,16 @@ def _send(
 def _wait(probe: Probe, places: ProbeTargets, sent: set[str], *, wait_s: float) -> Iterator[CheckResult]:
     missing: dict[str, Callable[[], bool]] = {}
     for place, url in places.urls.items():
-        healthy = checks.get(f"{url}{_HEALTH[place]}")
-        if not healthy.ok:
-            yield _silent(place, url, healthy, named=place in places.named)
+        health = checks.get(f"{url}{_HEALTH[place]}")
+        if not health.ok:
+            yield _silent(place, url, health, named=place in places.named)
             continue
-        yield from _of_itself(place, url)
-        if look := _look(place, url, probe, sent=sent, token=places.grafana_token):
-            missing[place] = look
+        yield from _readiness(place, url)
+        if is_there := _query(place, url, probe, sent=sent, token=places.grafana_token):
+            missing[place] = is_there
     began_s = time.monotonic()
     while missing:
-        for place in [place for place, look in missing.items() if look()]:
+        for place in [place for place, is_there in missing.items() if is_there()]:
             del missing[place]
             took_s = time.monotonic() - began_s
             yield CheckResult(OK, f"found in {place} after {took_s:.1f} s ({places.urls[place]})")
@@ -156,15 +156,15 @@ def _wait(probe: Probe, places: ProbeTargets, sent: set[str], *, wait_s: float) 
         yield CheckResult(PROBLEM, what, _REMEDIES[place])
 
 
-def _look(place: str, url: str, probe: Probe, *, sent: set[str], token: str) -> Callable[[], bool] | None:
-    """Queries one target for the probe; None if it cannot be queried."""
+def _query(place: str, url: str, probe: Probe, *, sent: set[str], token: str) -> Callable[[], bool] | None:
+    """Returns a function that queries a target for the probe; None if the target cannot be queried."""
     if place == PROMETHEUS and "metrics" in sent:
         return partial(_in_prometheus, f"{url}/api/v1/query", probe)
     if place == TRACES and "traces" in sent:
         return partial(_in_traces, url, probe)
     if place == GRAFANA and token and "metrics" in sent:
-        through = f"{url}/api/datasources/proxy/uid/prometheus/api/v1/query"
-        return partial(_in_prometheus, through, probe, {"Authorization": f"Bearer {token}"})
+        proxied = f"{url}/api/datasources/proxy/uid/prometheus/api/v1/query"
+        return partial(_in_prometheus, proxied, probe, {"Authorization": f"Bearer {token}"})
     return None
 
 
@@ -179,24 +179,24 @@ _REMEDIES = {
 
 
 def _silent(place: str, url: str, answer: checks.HttpResult, *, named: bool) -> CheckResult:
-    said = answer.reason or f"status {answer.status}"
+    problem = answer.reason or f"status {answer.status}"
     option = {PROMETHEUS: "--prometheus", TRACES: "--traces", GRAFANA: "--grafana"}[place]
     if named:
-        what = f"{place}: {url} does not answer ({said})"
+        what = f"{place}: {url} does not answer ({problem})"
         return CheckResult(PROBLEM, what, f"start it, or correct {option}")
-    what = f"{place}: nothing is ready at {url} ({said}), so arrival there was not checked"
+    what = f"{place}: nothing is ready at {url} ({problem}), so arrival there was not checked"
     return CheckResult(NOTE, what, f"name its address: {option} URL")
 
 
-def _of_itself(place: str, url: str) -> Iterator[CheckResult]:
+def _readiness(place: str, url: str) -> Iterator[CheckResult]:
     yield CheckResult(OK, f"{place} is ready ({url})")
     if place != PROMETHEUS:
         return
-    asked_s = time.time()
-    answer = checks.get(f"{url}/api/v1/query?query=time()").json()
+    sent_s = time.time()
+    response = checks.get(f"{url}/api/v1/query?query=time()").json()
     with suppress(TypeError, KeyError, ValueError, IndexError):
-        theirs_s = float(answer["data"]["result"][1])
-        yield skew(theirs_s - (asked_s + time.time()) / 2, f"{place} ({url})")
+        server_s = float(response["data"]["result"][1])
+        yield skew(server_s - (sent_s + time.time()) / 2, f"{place} ({url})")
 
 
 def _in_prometheus(address: str, probe: Probe, headers: Mapping[str, str] | None = None) -> bool:

@@ -1,6 +1,6 @@
 """Checks the OTLP endpoint: connection or its proxy, protocol, TLS, token and clock.
 
-Neither SDK nor exporters connect, so that network problems are reported as they are.
+It connects without the SDK and the exporters, so that each kind of network problem can be reported.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WITHIN_S: Final = 3.0
 """Limit for each connection, handshake and response."""
 
 LOOK_UP_NOTED_S: Final = 1.0
-"""Look-up of a name to report. A name server that does not answer costs 5 s, then the next one is asked."""
+"""Shortest look-up of a name that is reported. The resolver waits 5 s for a name server, then asks the next one."""
 
 HTTP1, TLS = "http", "tls"
 """With ``GRPC``, the protocols that can be detected."""
@@ -67,9 +67,9 @@ _MOST_BYTES: Final = 2 * MOST_ANSWER_BYTES
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """Connection preface of HTTP/2, with empty SETTINGS."""
 
-_FRAME_BYTES: Final = 9
-_SETTINGS: Final = 4
-_ALERT: Final = b"\x15\x03"
+_FRAME_BYTES: Final = 9  # head of an HTTP/2 frame
+_SETTINGS: Final = 4  # type of a frame
+_ALERT: Final = b"\x15\x03"  # start of a TLS alert
 _ALERT_WITHIN_S: Final = 0.3
 _TUNNEL: Final = re.compile(r"Tunnel connection failed: (\d+)")
 _NO_CERTIFICATE: Final = (
@@ -81,13 +81,13 @@ _NO_CERTIFICATE: Final = (
 def settings_with_targets(
     environ: Mapping[str, str], endpoint: str = "", *, wanted: bool = False
 ) -> OtlpSettings | None:
-    """Returns what is sent, and how; None if nothing is."""
+    """Returns the OTLP settings; None if no signal is sent."""
     settings = OtlpSettings.read(environ, endpoint=endpoint, wanted=wanted)
     return settings if settings.targets else None
 
 
 def endpoints(settings: OtlpSettings) -> list[tuple[str, Target]]:
-    """Returns every address once, with a signal that is sent there."""
+    """Returns every address once, with one of the signals that are sent there."""
     found: dict[tuple[str, int], tuple[str, Target]] = {}
     for signal, target in settings.targets.items():
         found.setdefault(_place_of(target), (signal, target))
@@ -119,7 +119,7 @@ def look_at(signal: str, target: Target, *, token: bool) -> Iterator[CheckResult
     try:
         proxy = _proxy_of(target)
         with closing(_connect(target, proxy)) as connection:
-            asked_s = time.time()  # before it the name was looked up, which may have taken long
+            asked_s = time.time()  # not earlier: the look-up of the name may have taken long
             sock: Any = connection.sock
             certificate = sock.getpeercert() if target.tls else {}
             ask = _ask_grpc if target.protocol == GRPC else _post
@@ -159,7 +159,7 @@ def _post(signal: str, target: Target, connection: LimitedConnection, proxy: _Pr
     if result.accepted:
         return answer.headers.get("date", "")
     if proxy is not None and not target.tls and answer.status in _PROXY_STATUSES:
-        raise _of_proxy(target, proxy, answer)
+        raise _refused_by_proxy(target, proxy, answer)
     raise _refused(result)
 
 
@@ -217,11 +217,11 @@ _NO_HTTP = {
     "foreign": ("answers with something other than HTTP", "correct the port in OTEL_EXPORTER_OTLP_ENDPOINT"),
     "": _SILENT,
 }
-"""By the protocol that was found instead."""
+"""Problem and remedy by what was found instead of OTLP over HTTP/1."""
 
 
-def _of_proxy(target: Target, proxy: _Proxy, answer: HttpResponse) -> _ConnectionProblem:
-    """Finds whether the proxy or the collector refused, by asking the collector without the proxy."""
+def _refused_by_proxy(target: Target, proxy: _Proxy, answer: HttpResponse) -> _ConnectionProblem:
+    """Returns the refusal of a proxy; the remedy says whether the collector answers differently without it."""
     host, port = _place_of(target)
     around = f"set NO_PROXY={host}"
     try:
@@ -239,10 +239,10 @@ def _refused(answer: ExportResponse) -> _ConnectionProblem:
 
 
 def _ask_grpc(signal: str, target: Target, connection: LimitedConnection, proxy: _Proxy | None) -> str:
-    """Opens HTTP/2, then sends an empty request; returns "", since gRPC has no Date."""
-    said = _greet_grpc(connection.sock)
-    if not _is_settings(said):
-        raise _no_grpc(target, proxy, said, closed=_is_closed(connection.sock))
+    """Sends an HTTP/2 preface, then an empty request; returns "", since gRPC has no Date."""
+    greeting = _greet_grpc(connection.sock)
+    if not _is_settings(greeting):
+        raise _no_grpc(target, proxy, greeting, closed=_is_closed(connection.sock))
     client = GrpcClient(target, signal)
     try:
         answer = client.post(b"", PROTOBUF, WITHIN_S)
@@ -279,12 +279,12 @@ def _clock(target: Target, date: str, between_s: float) -> Iterator[CheckResult]
     if target.protocol == GRPC:
         return
     try:
-        theirs_s = parsedate_to_datetime(date).timestamp()
+        server_s = parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
         yield CheckResult(NOTE, f"{target.address} sends no Date, so its clock is not known")
         return
-    # A Date has whole seconds, cut off; half of one is the best guess.
-    yield skew(theirs_s + 0.5 - between_s, target.address)
+    # A Date is truncated to whole seconds: half a second is added on average.
+    yield skew(server_s + 0.5 - between_s, target.address)
 
 
 def skew(ahead_s: float, whose: str) -> CheckResult:
@@ -318,7 +318,7 @@ class _Proxy(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in messages, without a password."""
+        """Name in messages, without a password."""
         return f"the proxy {self.host}:{self.port} ({self.variable})"
 
 
@@ -328,20 +328,20 @@ def _place_of(target: Target) -> tuple[str, int]:
 
 
 def _proxy_of(target: Target) -> _Proxy | None:
-    """Returns the proxy that the standard variables name for an address, as exporters use it."""
+    """Returns the proxy for an address by the standard variables, as exporters do; None without one."""
     schemes = GRPC_PROXIES if target.protocol == GRPC else ("https" if target.tls else "http",)
     host, port = _place_of(target)
     variable, named = named_proxy(schemes, host, port) if host else ("", "")
     if not variable:
         return None
     try:
-        via = proxy_in(variable, named)
+        url = proxy_in(variable, named)
     except ValueError:
         raise _ConnectionProblem(
             "names no http:// proxy", f"correct {variable}, or unset it", variable
         ) from None
-    login = login_of(via, "proxy-authorization")
-    return _Proxy(variable, via.hostname or "", via.port or SCHEME_PORTS["http"], login)
+    login = login_of(url, "proxy-authorization")
+    return _Proxy(variable, url.hostname or "", url.port or SCHEME_PORTS["http"], login)
 
 
 def _connect(target: Target, proxy: _Proxy | None) -> LimitedConnection:
@@ -369,13 +369,13 @@ def _unconnected(
     """Returns why ``connect`` failed: name, connection, tunnel or TLS."""
     host, port = _place_of(target)
     status = _TUNNEL.search(str(error))
-    met, tunnelled = connection.sock is not None, connection.bytes_left < _MOST_BYTES
+    connected, answered = connection.sock is not None, connection.bytes_left < _MOST_BYTES
     if isinstance(error, ssl.SSLCertVerificationError):
         return _distrusted(error, host)
-    if proxy is not None and (status or tunnelled < met or isinstance(error, http.client.HTTPException)):
+    if proxy is not None and (status or answered < connected or isinstance(error, http.client.HTTPException)):
         around = f"set NO_PROXY={host} if the collector can be reached without it"
         return _denied(proxy, int(status[1]) if status else 0, f"{host}:{port}", around)
-    if met:
+    if connected:
         kind = "" if proxy else _speaks(host, port, tls=False)
         if not kind and isinstance(error, TimeoutError):
             return _ConnectionProblem(*_SILENT)
@@ -385,27 +385,27 @@ def _unconnected(
     if isinstance(error, (socket.gaierror, ValueError)):
         slow = connection.looked_up_s > LOOK_UP_NOTED_S
         what = "has a name that cannot be resolved" + f" in {connection.looked_up_s:.0f} s" * slow
-        todo = _SLOW_RESOLVER if slow else "correct the host name, or the resolver of this machine"
+        action = _SLOW_RESOLVER if slow else "correct the host name, or the resolver of this machine"
     elif isinstance(error, ConnectionRefusedError):
         what = "refuses connections"
-        ours = "start the collector (otel-train stack up), or correct the port"
-        todo = "start it, or correct its port" if proxy else ours
+        start_collector = "start the collector (otel-train stack up), or correct the port"
+        action = "start it, or correct its port" if proxy else start_collector
     else:
         what = f"cannot be reached ({error})"
-        todo = "check for a firewall, a proxy or a missing route between this machine and that one"
-    named = "OTEL_EXPORTER_OTLP_ENDPOINT names it"
+        action = "check for a firewall, a proxy or a missing route between this machine and that one"
+    where = "OTEL_EXPORTER_OTLP_ENDPOINT names it"
     if proxy is not None:
-        named = f"set NO_PROXY={host} if the collector can be reached without it; {proxy.variable} names it"
-    return _ConnectionProblem(what, f"{todo}; {named}", proxy.name if proxy else "")
+        where = f"set NO_PROXY={host} if the collector can be reached without it; {proxy.variable} names it"
+    return _ConnectionProblem(what, f"{action}; {where}", proxy.name if proxy else "")
 
 
 def _denied(proxy: _Proxy, status: int, there: str, around: str) -> _ConnectionProblem:
     if status == http.client.PROXY_AUTHENTICATION_REQUIRED:
         remedy = f"write user:password@ into {proxy.variable}, or {around}"
         return _ConnectionProblem("asks for a login (407)", remedy, proxy.name)
-    said = f"answers {status}" if status else "does not answer over HTTP"
+    answer = f"answers {status}" if status else "does not answer over HTTP"
     remedy = f"have {there} allowed there, or {around}"
-    return _ConnectionProblem(f"refuses to connect to {there} ({said})", remedy, proxy.name)
+    return _ConnectionProblem(f"refuses to connect to {there} ({answer})", remedy, proxy.name)
 
 
 def _reason(error: Exception) -> str:
@@ -425,18 +425,18 @@ def _context(target: Target) -> ssl.SSLContext:
 
 
 def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> _ConnectionProblem:
-    said = error.verify_message
-    what = f"has a certificate that is not trusted: {said}"
-    if "expired" in said or "not yet valid" in said:
+    reason = error.verify_message
+    what = f"has a certificate that is not trusted: {reason}"
+    if "expired" in reason or "not yet valid" in reason:
         return _ConnectionProblem(what, "have it renewed, or correct the clock of this machine")
-    if "mismatch" in said or "doesn't match" in said or "not valid for" in said:
+    if "mismatch" in reason or "doesn't match" in reason or "not valid for" in reason:
         remedy = "use a host name that the certificate has in OTEL_EXPORTER_OTLP_ENDPOINT"
-        return _ConnectionProblem(f"has a certificate for another name than {host} ({said})", remedy)
-    return _ConnectionProblem(what, why_untrusted(said)[1])
+        return _ConnectionProblem(f"has a certificate for another name than {host} ({reason})", remedy)
+    return _ConnectionProblem(what, why_untrusted(reason)[1])
 
 
 def _alert(target: Target, proxy: _Proxy | None) -> _ConnectionProblem | None:
-    """Returns why the server ends the connection over TLS; None if it does not. A pending request could hide that."""
+    """Returns why the server ends a TLS connection, read from a new one without a request; None if it does not."""
     try:
         with closing(_connect(target, proxy)) as connection:
             connection.sock.settimeout(_ALERT_WITHIN_S)
@@ -454,14 +454,14 @@ def _alert(target: Target, proxy: _Proxy | None) -> _ConnectionProblem | None:
 
 
 def _greet_grpc(sock: socket.socket) -> bytes:
-    """Returns the beginning of the server's answer to the HTTP/2 preface; b"" without one."""
-    said = b""
+    """Sends the HTTP/2 preface; returns the beginning of the answer, b"" without one."""
+    received = b""
     sock.settimeout(WITHIN_S)
     with suppress(OSError):
         sock.sendall(_PREFACE)
-        while len(said) < _FRAME_BYTES and (piece := sock.recv(1 << 10)):
-            said += piece
-    return said
+        while len(received) < _FRAME_BYTES and (piece := sock.recv(1 << 10)):
+            received += piece
+    return received
 
 
 def _is_closed(sock: socket.socket) -> bool:
@@ -480,9 +480,9 @@ def _is_settings(raw: bytes) -> bool:
 
 
 def _speaks(host: str, port: int, *, tls: bool = True) -> str:
-    """Returns the protocol at an address: ``tls``, ``grpc``, ``http`` or "" if unknown."""
+    """Returns the protocol of the server at an address: ``tls``, ``grpc``, ``http``, or "" if unknown."""
     with suppress(OSError, http.client.HTTPException, ValueError):
-        if tls and _shakes_hands(host, port):
+        if tls and _accepts_tls(host, port):
             return TLS
         with socket.create_connection((host, port), WITHIN_S) as sock:
             if _is_settings(_greet_grpc(sock)):
@@ -494,10 +494,10 @@ def _speaks(host: str, port: int, *, tls: bool = True) -> str:
     return ""
 
 
-def _shakes_hands(host: str, port: int) -> bool:
+def _accepts_tls(host: str, port: int) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent: only whether TLS is spoken is asked
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent: this tests only whether the server speaks TLS
     try:
         with (
             socket.create_connection((host, port), WITHIN_S) as sock,

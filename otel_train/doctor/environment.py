@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 RUNS, MACHINE = "run directory", "machine"
 LEAST_SHM_BYTES = 1024 * MIB
-"""DataLoader workers pass batches through shared memory. Docker's default of 64 MiB is less than one batch of images."""
+"""Least free shared memory: DataLoader workers pass batches through it. Docker's 64 MiB are less than a batch of images."""
 
 LOOKED_AT = 20
-"""Newest run directories whose version is compared, and whose spool is looked into."""
+"""Number of run directories, the newest ones, whose version and spool are checked."""
 
 
 class FileSystem(NamedTuple):
-    """A file system."""
+    """Type and free space of a file system."""
 
     kind: str
     free_bytes: int
@@ -74,7 +74,7 @@ def installed_version(package: str) -> str | None:
 
 
 def _has_extension() -> bool:
-    """Returns whether the extension in C can be imported: its file may belong to another interpreter."""
+    """Returns whether the C extension can be imported: it may have been built for another interpreter."""
     try:
         import_module("otel_train._edges")
     except ImportError:
@@ -84,7 +84,7 @@ def _has_extension() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the checks ask of this machine. Tests pass their own."""
+    """What the checks read from this machine. Tests replace it."""
 
     python: tuple[int, ...] = sys.version_info[:3]
     installed: Callable[[str], str | None] = installed_version
@@ -103,26 +103,26 @@ def check_run_directory(config: Config, machine: Machine) -> Iterator[CheckResul
         remedy = "change to a folder that exists, or set OTEL_TRAIN_RUN_DIR to an absolute path"
         yield CheckResult(PROBLEM, f"{root} cannot be made: the working directory is gone", remedy)
         return
-    above = next(path for path in (root, *root.parents) if os.path.lexists(path))
-    if not above.is_dir():
-        kind = "a link that leads nowhere" if above.is_symlink() and not above.exists() else "a file"
+    existing = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        kind = "a link that leads nowhere" if existing.is_symlink() and not existing.exists() else "a file"
         remedy = "set OTEL_TRAIN_RUN_DIR to a folder, or move what lies there"
-        yield CheckResult(PROBLEM, f"{root} cannot be made: {above} is {kind}", remedy)
+        yield CheckResult(PROBLEM, f"{root} cannot be made: {existing} is {kind}", remedy)
         return
-    if denied := _denied(above):
+    if denied := _denied(existing):
         remedy = (
             "set OTEL_TRAIN_RUN_DIR to a folder of yours; without one nothing is left of a run that crashes"
         )
         yield CheckResult(PROBLEM, f"{root} cannot be written: {denied}", remedy)
         return
-    if taken := _taken(root, config.run_id):
+    if problem := _taken(root, config.run_id):
         remedy = "give the run another run_id, or set OTEL_TRAIN_RUN_DIR to a folder of yours"
         yield CheckResult(
-            PROBLEM, f"run_id {shown(config.run_id)}: {root} has a folder of it: {taken}", remedy
+            PROBLEM, f"run_id {shown(config.run_id)}: {root} has a folder of it: {problem}", remedy
         )
-    made = "" if above == root else ", and is made by the first run"
+    made = "" if existing == root else ", and is made by the first run"
     yield CheckResult(OK, f"{root} can be written{made}")
-    found = machine.file_system(above)
+    found = machine.file_system(existing)
     free_mib, wanted_mib = found.free_bytes // MIB, config.max_run_dir_bytes // MIB
     free = f"{free_mib} MiB are free on {found.kind or 'its file system'}"
     remedy = "free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES"
@@ -138,7 +138,7 @@ def _warn_if_low(what: str, remedy: str, *, low: bool) -> CheckResult:
 
 
 def _denied(folder: Path) -> str:
-    """Returns why the folder is not writable; "" if it is. Tested by writing, because permission bits do not suffice."""
+    """Returns why the folder is not writable; "" if it is. It is tested by writing: permission bits do not suffice."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".otel-train-doctor-") as file:
             file.write(b"\0" * 4096)
@@ -149,7 +149,7 @@ def _denied(folder: Path) -> str:
 
 
 def _taken(root: Path, run_id: str) -> str:
-    """Returns why the run cannot have its folder below ``root``, which another user may have; "" if it can, or has no id yet."""
+    """Returns why the run cannot use its folder below ``root``, such as another owner; "" if it can, or has no id yet."""
     folder = root / folder_name(run_id)
     if not run_id or not folder.exists():
         return ""
@@ -252,15 +252,15 @@ def check_packages(machine: Machine) -> Iterator[CheckResult]:
 
     Only exporters of other packages are imported, so that a torch that cannot be imported is still reported.
     """
-    of = machine.installed
+    installed = machine.installed
     yield _python(machine.python)
-    ours = of("otel-train")
-    yield CheckResult(OK, f"otel-train {ours or '(from its sources, not installed)'}")
+    own_version = installed("otel-train")
+    yield CheckResult(OK, f"otel-train {own_version or '(from its sources, not installed)'}")
     yield _event_writer(native=machine.native())
-    yield _torch(of("torch"))
-    yield from _requirements(of, machine.python)
+    yield _torch(installed("torch"))
+    yield from _requirements(installed, machine.python)
     for extra, (package, good_for) in EXTRAS.items():
-        found = of(package)
+        found = installed(package)
         if found:
             yield CheckResult(OK, f"extra {extra}: {package} {found}")
         else:
@@ -313,7 +313,7 @@ def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> I
         wanted = requires("otel-train") or []
     except PackageNotFoundError:
         return
-    good = []
+    satisfied = []
     for requirement in wanted:
         parts = _REQUIREMENT.match(requirement)
         if parts is None or "extra" in (parts["marker"] or ""):
@@ -326,8 +326,8 @@ def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> I
             what = f"{name} {found or 'is missing'}: expected {bounds}"
             yield CheckResult(PROBLEM, what, f"pip install '{name}{bounds}'")
         else:
-            good.append(f"{name} {found}")
-    yield CheckResult(OK, ", ".join(good))
+            satisfied.append(f"{name} {found}")
+    yield CheckResult(OK, ", ".join(satisfied))
 
 
 def _satisfies(found: str, bounds: str) -> bool:
@@ -340,7 +340,7 @@ def _satisfies(found: str, bounds: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Turns ``2.13.0+cpu`` into (2, 13, 0). A letter ends it, so a pre-release counts as its release."""
+    """Converts ``2.13.0+cpu`` to (2, 13, 0). Parsing ends at a letter, so a pre-release counts as its release."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(number) for number in found[0].split(".")) if found else ()
 
@@ -363,19 +363,19 @@ def check_settings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
     yield from _switched_off(resolved, environ)
     for name, (value, origin) in {**_given_settings(resolved), **_standard(environ)}.items():
         secret = any(word in name.upper() for word in SECRET)
-        shown = "(set, not shown)" if secret else _LOGIN.sub("//***@", value)
-        yield CheckResult(OK, f"{name}={shown} ({origin})")
+        text = "(set, not shown)" if secret else _LOGIN.sub("//***@", value)
+        yield CheckResult(OK, f"{name}={text} ({origin})")
     counts = Counter(resolved.origins.values())
     origins = [f"{number} from {'the ' * (place == ENVIRONMENT)}{place}" for place, number in counts.items()]
     origins += [f"{len(ignored)} ignored (see above)"] if ignored else []
-    said = ", ".join(origins) or "none from the environment or a file"
+    total = ", ".join(origins) or "none from the environment or a file"
     yield CheckResult(
-        NOTE, f"settings of otel_train: {said}; the rest are defaults unless the program sets them"
+        NOTE, f"settings of otel_train: {total}; the rest are defaults unless the program sets them"
     )
 
 
 def _given_settings(resolved: ResolvedConfig) -> dict[str, tuple[str, str]]:
-    """Returns the settings that are set, under their name at their origin."""
+    """Returns value and origin of the settings that are set, by their name at that origin."""
     found = {}
     for name, origin in resolved.origins.items():
         value = resolved.given.get(name, getattr(resolved.config, name))
