@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 PROFILES = ("demo", "gpu")
 READY_WITHIN_S = 600.0
-"""Images are fetched at the first start."""
+"""Limit for the first start, at which images are pulled."""
 
 
 class Compose:
     """Docker Compose on the shipped file, with some variables of ``.env`` overridden.
 
-    With ``secure``, the state folder of a stack, its Collector takes OTLP by TLS alone, with the token of that folder.
+    ``secure`` is the state folder of a stack: the Collector then accepts OTLP only over TLS, with the token of that folder.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Compose:
         self._run(PROFILES, ["down", *(["--volumes"] if data else [])])
 
     def logs(self, names: Sequence[str], *, follow: bool) -> None:
-        """Shows what the containers wrote."""
+        """Shows the logs of the containers."""
         self._run(PROFILES, ["logs", "--tail=200", *(["--follow"] if follow else []), *names])
 
     def status(self) -> None:
@@ -58,12 +58,12 @@ class Compose:
         self._run(PROFILES, ["ps", "--all"])
 
     def states(self) -> dict[str, str]:
-        """Returns of each part ``ready`` or ``down``."""
+        """Returns ``ready`` or ``down`` for each part."""
         urls = self.health_urls().items()
         return {name: "ready" if configuration.healthy(url) else "down" for name, url in urls}
 
     def health_urls(self) -> dict[str, str]:
-        """Returns of each part the address that answers when it is well."""
+        """Returns the health URL of each part."""
         settings, ports = self._settings()
         return {
             "prometheus": f"http://{HOST}:{ports.prometheus}/-/ready",
@@ -74,7 +74,7 @@ class Compose:
         }
 
     def addresses(self) -> dict[str, str]:
-        """Returns what to open, and where to send."""
+        """Returns the addresses to open and to send to, by purpose."""
         settings, ports = self._settings()
         return {
             "open Grafana": f"http://{HOST}:{settings['GRAFANA_PORT']} (user admin; password: see below)",

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from otel_train.config.validation import split_address
 from otel_train.errors import ConfigError, StackError
 
-MARK = "docker-compose.yml"
+MARK = "docker-compose.yml"  # identifies the folder of the stack's files
 
 
 def folder() -> Path:
@@ -38,7 +38,7 @@ def folder() -> Path:
 
 
 def settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the names of ``.env`` with their values; the environment wins, as it does for compose."""
+    """Returns the variables of ``.env``; those of the environment take precedence, as in Compose."""
     environ = os.environ if environ is None else environ
     found = {}
     for line in (folder() / ".env").read_text(encoding="utf-8").splitlines():
@@ -54,12 +54,12 @@ def state_folder() -> Path:
     return Path(home) / "otel-train" / "stack"
 
 
-ASK_EVERY_S = 0.25
-ANSWER_WITHIN_S = 2.0
+ASK_EVERY_S = 0.25  # between two health checks
+ANSWER_WITHIN_S = 2.0  # limit of one
 
 
 def healthy(url: str) -> bool:
-    """Returns whether ``url`` answers with a status below 300; not so where something else than HTTP listens there."""
+    """Returns whether ``url`` answers over HTTP with a status below 300."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S):
             return True
@@ -74,7 +74,7 @@ def wait(
     say: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Waits until every service is healthy; writes a line for each."""
+    """Waits until every service is healthy; reports each by ``say``. ``check`` is called between two rounds, and may raise."""
     started_s = time.monotonic()
     missing = dict(urls)
     while True:
@@ -93,7 +93,7 @@ def wait(
 
 
 HOST = "127.0.0.1"
-LAST = 65535
+LAST = 65535  # largest port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class Ports:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> Ports:
-        """Returns the ports that ``.env`` names, with defaults for the rest."""
+        """Returns the ports that ``.env`` sets, with defaults for the others."""
         named = {field.name: settings.get(f"{field.name.upper()}_PORT", "") for field in fields(cls)}
         return cls().changed(f"{name}={number}" for name, number in named.items() if number)
 
@@ -133,7 +133,7 @@ class Ports:
         return replace(self, **changes)
 
     def check_free(self) -> None:
-        """Checks that all ports are free."""
+        """Raises StackError if a port is in use."""
         taken = [f"{name}={number}" for name, number in asdict(self).items() if not _free(number)]
         if taken:
             raise StackError(
@@ -151,14 +151,14 @@ def _free(port: int) -> bool:
 
 
 COLLECTOR: Final = "collector"
-"""Name of the stack's Collector, on the runs it carries and on its target."""
+"""Name of the stack's Collector in the metrics of the runs that it forwards, and of its scrape target."""
 
 _RECEIVER = re.compile(r"(?m)^  - name: (?P<name>\w+)$(?!\n    )")
-"""A receiver without a target in the shipped Alertmanager file."""
+"""A receiver without a configuration, in the shipped Alertmanager file."""
 
 
 def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
-    """Writes ``state/conf``: the shipped files, and the addresses of this stack."""
+    """Writes ``state/conf``: the shipped files, and the scrape targets of this stack."""
     conf, shipped = state / "conf", folder() / "deploy" / "prometheus"
     shutil.rmtree(conf, ignore_errors=True)
     conf.mkdir(parents=True, mode=0o700)
@@ -176,7 +176,7 @@ def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str
         labels = {"train_collector": COLLECTOR} if name == "collector" else {}
         _write_targets(conf / "targets" / f"{name}.yml", [f"{HOST}:{port}"], **labels)
     for address in scrape:
-        # Prometheus starts without such a target, and says so in its log alone.
+        # Prometheus would start without an invalid target, and report it in its log only.
         if "/" in address or split_address(address) is None:
             raise ConfigError(
                 f"scrape {address!r}: expected host:port of a /metrics address, such as 127.0.0.1:9464"
@@ -187,10 +187,10 @@ def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str
 
 
 def write_alertmanager(path: Path, webhook: str) -> None:
-    """Writes the shipped Alertmanager file, with an address that every receiver calls; "" leaves them silent.
+    """Writes the shipped Alertmanager file, with the webhook that every receiver calls; "" for none.
 
-    The folder is closed to others, as the address may carry a secret; the file is not: a container reads it as
-    another user.
+    Other users may not enter the folder, as the address may contain a secret; they may read the file: a container reads it
+    as another user.
     """
     text = (folder() / "deploy" / "alertmanager" / "alertmanager.yml").read_text(encoding="utf-8")
     if webhook:
@@ -199,8 +199,8 @@ def write_alertmanager(path: Path, webhook: str) -> None:
             raise ConfigError(
                 f"webhook {webhook!r}: expected an address such as http://127.0.0.1:5001/alerts"
             )
-        call = f"    webhook_configs: [{{url: {json.dumps(webhook)}, send_resolved: true}}]"
-        text = _RECEIVER.sub(lambda found: f"{found[0]}\n{call}", text)
+        receiver = f"    webhook_configs: [{{url: {json.dumps(webhook)}, send_resolved: true}}]"
+        text = _RECEIVER.sub(lambda found: f"{found[0]}\n{receiver}", text)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.write_text(text, encoding="utf-8")
 

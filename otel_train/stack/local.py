@@ -20,7 +20,7 @@ from otel_train.stack import configuration, tls
 from otel_train.stack.configuration import COLLECTOR, HOST, Ports, render
 
 ORDER = ("collector", "prometheus", "alertmanager", "jaeger")
-"""Senders stop before receivers, so that none waits for a response."""
+"""Order of stopping: senders before receivers, so that none waits for a response."""
 
 
 class Part(NamedTuple):
@@ -33,12 +33,12 @@ class Part(NamedTuple):
 
 
 READY_WITHIN_S = 120.0
-LOOK_EVERY_S = 0.5
-SHOWN_LINES = 12
+LOOK_EVERY_S = 0.5  # for parts that have ended
+SHOWN_LINES = 12  # of the log of a part that ended at once
 
 
 class LocalStack:
-    """Collector, Prometheus, Alertmanager and Jaeger, with the files that the containers use; ``secure`` as there."""
+    """Collector, Prometheus, Alertmanager and Jaeger, with the files of the containers. ``secure``: OTLP over TLS, with a token."""
 
     def __init__(
         self, state: Path, ports: Ports, environ: Mapping[str, str] | None = None, *, secure: bool = False
@@ -51,15 +51,15 @@ class LocalStack:
 
     @classmethod
     def of(cls, state: Path, environ: Mapping[str, str] | None = None) -> LocalStack | None:
-        """Returns the stack that a state folder describes, or None."""
+        """Returns the stack of a state folder; None if it describes none."""
         try:
-            noted = json.loads((state / "stack.json").read_text(encoding="utf-8"))
-            return cls(state, Ports(**noted["ports"]), environ, secure=bool(noted["secure"]))
+            described = json.loads((state / "stack.json").read_text(encoding="utf-8"))
+            return cls(state, Ports(**described["ports"]), environ, secure=bool(described["secure"]))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def configure(self, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
-        """Checks that there is something to start and ports for it, then writes the configuration."""
+        """Checks that there are programs to start and free ports, then writes the configuration."""
         alive = [part.name for part in self._parts() if running(self.state, part.name) is not None]
         if alive:
             raise StackError(
@@ -80,7 +80,7 @@ class LocalStack:
         (self.state / "stack.json").write_text(f"{text}\n", encoding="utf-8")
 
     def start(self, *names: str, say: Callable[[str], None] = lambda _: None) -> None:
-        """Starts parts, all that are there without a name, and waits until they are well."""
+        """Starts the named parts, or all that are installed, and waits until they are healthy."""
         for name, reason in self.missing().items():
             if name in names:
                 raise StackError(reason)
@@ -91,12 +91,12 @@ class LocalStack:
         configuration.wait(urls, timeout_s=READY_WITHIN_S, say=say, check=self._check_alive)
 
     def missing(self) -> dict[str, str]:
-        """Returns the parts whose program was not found, and how to get it."""
+        """Returns, for each part whose program was not found, how to get it."""
         absent = [name for name in ORDER if _program(name, self._environ) is None]
         return {name: _not_found(name, self._environ) for name in absent}
 
     def stop(self, *names: str) -> list[str]:
-        """Stops parts, all without a name, senders first; returns the names of those that ran."""
+        """Stops the named parts, or all, senders first; returns the names of those that ran."""
         stopped = []
         for name in ORDER:
             if not names or name in names:
@@ -107,14 +107,14 @@ class LocalStack:
         return stopped
 
     def forget(self, *, data: bool = False) -> None:
-        """Removes the note that a stack is here; with ``data``, everything it kept."""
+        """Removes the description of the stack; with ``data``, also its data, logs, configuration and keys."""
         (self.state / "stack.json").unlink(missing_ok=True)
         if data:
             for folder in ("conf", "data", "log", "pid", tls.FOLDER):
                 shutil.rmtree(self.state / folder, ignore_errors=True)
 
     def watch(self) -> str:
-        """Waits until a process ends unexpectedly; returns its name, or "" when ``down`` stopped them all."""
+        """Waits until a part ends; returns its name, or "" if ``stack down`` has stopped the stack."""
         while True:
             ended = [name for name in self._children if running(self.state, name) is None]
             if ended:
@@ -122,7 +122,7 @@ class LocalStack:
             time.sleep(LOOK_EVERY_S)
 
     def states(self) -> dict[str, str]:
-        """Returns of each part ``ready``, ``starting`` (runs, does not answer), ``down`` or ``missing`` (there is no program)."""
+        """Returns for each part ``ready``, ``starting`` (runs, does not answer), ``down`` or ``missing`` (program not found)."""
         found = dict.fromkeys(self.missing(), "missing")
         for name, _, _, health_url in self._parts():
             state = "ready" if configuration.healthy(health_url) else "starting"
@@ -130,7 +130,7 @@ class LocalStack:
         return found
 
     def addresses(self) -> dict[str, str]:
-        """Returns what to open, and where to send."""
+        """Returns the addresses to open and to send to, by purpose."""
         scheme = "https" if self.secure else "http"
         found = {
             "collector": {"send OTLP to": f"{scheme}://{HOST}:{self.ports.otlp_http}"},
@@ -140,11 +140,11 @@ class LocalStack:
         }
         if self.secure:
             found["collector"]["before that"] = tls.how_to_use(self.state)
-        there = (part.name for part in self._parts())
-        return {what: where for name in there for what, where in found[name].items()}
+        installed = (part.name for part in self._parts())
+        return {what: where for name in installed for what, where in found[name].items()}
 
     def without(self) -> dict[str, str]:
-        """Returns of each missing part what does not work without it."""
+        """Returns for each missing part what does not work without it."""
         direct = f"http://{HOST}:{self.ports.prometheus}/api/v1/otlp/v1/metrics"
         says = {
             "collector": f"nothing takes spans; metrics go straight to Prometheus with OTEL_EXPORTER_OTLP_METRICS_ENDPOINT={direct} "
@@ -240,13 +240,13 @@ class LocalStack:
 
 STOP_WITHIN_S = 20.0
 SAME_START_S = 1.0
-"""How far two readings of a process's start may lie apart. Pids come back; start times do not."""
+"""Tolerance for two readings of a process's start time. Another start time is another process with the same pid."""
 
 
 def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts a part with its output in its log, and writes its pid file.
 
-    It gets a session of its own, so that Ctrl-C reaches us and we stop it in order.
+    It gets a session of its own: Ctrl-C in the terminal then reaches only this process, which stops the parts in order.
     """
     for folder in ("log", "pid", "data"):
         (state / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -266,7 +266,7 @@ def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Pop
         began_s = psutil.Process(child.pid).create_time()
         text = json.dumps({"pid": child.pid, "began_s": began_s})
         path.write_text(f"{text}\n", encoding="utf-8")
-    except BaseException as error:  # Ctrl-C, or a full disk: without its pid file nothing would ever stop it
+    except BaseException as error:  # Ctrl-C, or a full disk: no process may run without a pid file
         child.kill()
         child.wait()
         if not isinstance(error, OSError):
@@ -280,10 +280,10 @@ def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Pop
 def running(state: Path, name: str) -> Any | None:
     """Returns the psutil.Process of a part, or None when it does not run."""
     try:
-        noted = json.loads(_pid_file(state, name).read_text(encoding="utf-8"))
-        process = psutil.Process(noted["pid"])
+        described = json.loads(_pid_file(state, name).read_text(encoding="utf-8"))
+        process = psutil.Process(described["pid"])
         alive = process.status() != psutil.STATUS_ZOMBIE
-        same = abs(process.create_time() - noted["began_s"]) < SAME_START_S
+        same = abs(process.create_time() - described["began_s"]) < SAME_START_S
     except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
         return None
     return process if alive and same else None
@@ -293,7 +293,7 @@ def stop(state: Path, name: str) -> bool:
     """Terminates a part, and kills it after the timeout; returns whether it was running."""
     process = running(state, name)
     if process is not None:
-        with suppress(psutil.NoSuchProcess):  # it ended by itself meanwhile, which is what was asked for
+        with suppress(psutil.NoSuchProcess):  # it has ended by itself meanwhile
             process.terminate()
             try:
                 process.wait(STOP_WITHIN_S)
@@ -305,12 +305,12 @@ def stop(state: Path, name: str) -> bool:
 
 
 def log_file(state: Path, name: str) -> Path:
-    """Returns the path of a part's output."""
+    """Returns the path of a part's log."""
     return state / "log" / f"{name}.log"
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Returns the end of a text file, [] if there is none."""
+    """Returns the last lines of a text file; [] if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
@@ -333,11 +333,11 @@ NAMES = {
     "compose": ("docker-compose",),
     "kustomize": ("kustomize",),
 }
-"""What a component's program may be called. Debian calls Alertmanager by the second name."""
+"""Possible names of a component's program. Debian uses the second name of Alertmanager."""
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Returns where ``tools/get_components.sh`` puts the programs."""
+    """Returns the folder into which ``tools/get_components.sh`` puts the programs."""
     environ = os.environ if environ is None else environ
     named = environ.get("OTEL_TRAIN_TEST_BIN")
     if named:
@@ -347,7 +347,7 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def find(component: str, environ: Mapping[str, str] | None = None) -> Path:
-    """Finds the program of a component: in the cache first, whose version is known, then on PATH."""
+    """Finds the program of a component: first in the cache, where its version is known, then on PATH."""
     environ = os.environ if environ is None else environ
     found = _program(component, environ)
     if found is None:

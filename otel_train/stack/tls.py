@@ -23,12 +23,12 @@ TOKEN, AUTHORITY, CERTIFICATE, KEY, TRAINER = "token", "ca.crt", "server.crt", "
 VALID_DAYS = 825
 """Longest validity of a server certificate that common TLS clients accept."""
 
-TOKEN_BYTES = 32
+TOKEN_BYTES = 32  # of randomness
 OPENSSL_WITHIN_S = 60.0
 
 
 def folder(state: Path) -> Path:
-    """Returns the folder of keys below a stack's state, closed to other users."""
+    """Returns the folder of keys in a stack's state folder, which other users may not enter."""
     return state / FOLDER
 
 
@@ -60,7 +60,7 @@ def how_to_use(state: Path) -> str:
 
 
 def _certify(place: Path, environ: Mapping[str, str]) -> None:
-    """Creates an authority that signs one certificate; its key is discarded."""
+    """Creates a certificate authority that signs one certificate; the key of the authority is discarded."""
     openssl = shutil.which("openssl", path=environ.get("PATH"))
     if openssl is None:
         raise StackError(
@@ -68,8 +68,8 @@ def _certify(place: Path, environ: Mapping[str, str]) -> None:
             f"certificates into {place}: {AUTHORITY}, {CERTIFICATE} and {KEY} (PEM)"
         )
     names = ",".join(map(_typed, dict.fromkeys(["localhost", socket.gethostname(), HOST, "::1"])))
-    made = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    made += ["-days", str(VALID_DAYS), "-subj"]
+    request = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    request += ["-days", str(VALID_DAYS), "-subj"]
     with tempfile.TemporaryDirectory(dir=place) as scratch:
         fresh = Path(scratch)
         signer, signer_key = str(fresh / AUTHORITY), str(fresh / "ca.key")
@@ -77,12 +77,12 @@ def _certify(place: Path, environ: Mapping[str, str]) -> None:
         authority += _extensions(
             "basicConstraints=critical,CA:TRUE,pathlen:0", "keyUsage=critical,keyCertSign,cRLSign"
         )
-        _run([*made, *authority])
+        _run([*request, *authority])
         server = ["/O=otel-train/CN=collector", "-CA", signer, "-CAkey", signer_key]
         server += ["-keyout", str(fresh / KEY), "-out", str(fresh / CERTIFICATE)]
         server += _extensions("basicConstraints=critical,CA:FALSE", "keyUsage=critical,digitalSignature")
         server += _extensions("extendedKeyUsage=serverAuth", f"subjectAltName={names}")
-        _run([*made, *server])
+        _run([*request, *server])
         for name in (AUTHORITY, CERTIFICATE, KEY):
             replace_text(place / name, (fresh / name).read_text(encoding="ascii"))
 
@@ -92,7 +92,7 @@ def _extensions(*given: str) -> list[str]:
 
 
 def _typed(name: str) -> str:
-    """Returns a name of the server, as subjectAltName has it."""
+    """Returns a name of the server in the format of subjectAltName."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -106,5 +106,5 @@ def _run(command: Sequence[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StackError(f"openssl did not make a certificate: {error}") from error
     if done.returncode:
-        said = " | ".join(done.stderr.strip().splitlines()[-3:])
-        raise StackError(f"openssl did not make a certificate (version 3 or later is needed): {said}")
+        output = " | ".join(done.stderr.strip().splitlines()[-3:])
+        raise StackError(f"openssl did not make a certificate (version 3 or later is needed): {output}")
