@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 class NativeDriver(NamedTuple):
-    """What a C thread needs to read events without the GIL.
+    """Addresses and handles with which a C thread reads events without the GIL.
 
     Attributes:
-        words: addresses of the driver's functions that make a context current, exchange the mode of captures, query an event,
-            tell the time between two, and record one; then the context, an event for stamps and the stream that it is for.
+        words: addresses of the functions named in ``_CUDA`` or ``_HIP``, in that order; then the context, and the event and the
+            stream of ``DeviceDriver.stamp``.
+        handle: returns the driver's handle of a torch event.
     """
 
     words: tuple[int, ...]
@@ -34,22 +35,23 @@ _CUDA = (
 _HIP = (
     "hipSetDevice", "hipThreadExchangeStreamCaptureMode", "hipEventQuery", "hipEventElapsedTime", "hipEventRecord",
 )  # fmt: skip
-"""Of the same signatures. A device takes the place of its context, which is the only one."""
+"""The same functions of HIP, with the same signatures, except that ``hipSetDevice`` takes a device number instead of a context."""
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h; hipStreamCaptureModeRelaxed
 _STRAY_SHARE = 0.05
-"""A device on which less was ever allocated than this share of the busiest one's is not computed on: many
-programs leave a context and a few tensors on device 0 by mistake."""
+"""Least peak of allocated memory of a device in use, as a share of the busiest device's peak: many programs leave a
+context and a few tensors on device 0 by mistake."""
 
 
 class DeviceDriver:
-    """An accelerator: devices of one kind, by way of the torch module that has its name. Events are the driver's own.
+    """Devices of one type, read through the torch module of that name. To callers, events are opaque objects.
 
-    Torch is imported by the program, never by us. What its module for these devices lacks is not measured.
+    torch is imported by the program, never here. A value for which its module has no function is not measured.
 
     Args:
-        device_type: what torch calls devices of this kind, and its module for them, such as ``cuda``.
-        why_untimed: why there are no events to time with; "" where there are. Then only memory and copies are measured.
+        device_type: torch's name for devices of this type and for their module, such as ``cuda``.
+        find_torch: returns torch if the program has imported it, else None.
+        why_untimed: why device time cannot be measured, so that only memory and copies are; "" if it can.
     """
 
     def __init__(
@@ -70,13 +72,14 @@ class DeviceDriver:
         self._stamps: dict[int, tuple[Any, list[Any]]] = {}
 
     def current(self) -> int:
-        """Returns the device that the calling thread uses where it names none; 0 before the program has started the devices."""
+        """Returns the current device of the calling thread; 0 before the program has initialised the devices."""
         return self._current()
 
     def devices(self) -> Sequence[int]:
-        """Returns the devices on which this process has tensors; none before the program has started them. Starts nothing.
+        """Returns the devices in use: those where this process has allocated tensors. Initialises no device.
 
-        A custom allocator has no statistics: then the devices that the program has started.
+        There are none before the program has initialised the devices. A custom allocator has no statistics: with one, the devices
+        that have a context count as in use.
         """
         if self._started() is None:
             return ()
@@ -89,7 +92,7 @@ class DeviceDriver:
         return tuple(device for device, peak in enumerate(peaks) if peak >= least)
 
     def capturing(self) -> bool:
-        """Returns whether the calling thread's stream is being captured into a graph: its work is not run now."""
+        """Returns whether the current stream is being captured into a graph: its work runs when the graph is replayed, not now."""
         return self._is_capturing()
 
     def new_event(self, device: int) -> Any:
@@ -98,11 +101,11 @@ class DeviceDriver:
         return _kept(self._module.Event(enable_timing=True))
 
     def spare(self, device: int) -> list[Any]:
-        """Returns the unused events of ``device``, to take from and to give back to, of all drivers of this process."""
+        """Returns the list of unused events of ``device``, shared by all drivers of this process, to pop from and append to."""
         return _spare.setdefault((self.device_type, device), [])
 
     def recorder(self, device: int) -> Callable[[Any], None]:
-        """Returns the function that has the current stream of ``device`` write its clock into an event when it gets there."""
+        """Returns a function that records an event on the current stream of ``device``."""
         current_stream = self._module.current_stream
 
         def record(event: Any) -> None:
@@ -111,9 +114,9 @@ class DeviceDriver:
         return record
 
     def stamp(self, device: int) -> Any:
-        """Records an event on an idle stream of high priority, which the device reaches at once.
+        """Returns an event just recorded on an otherwise idle high-priority stream, so that the device reaches it at once.
 
-        It is free again once the next but one has been asked for.
+        Two events alternate: the next call but one records the same event again.
         """
         if device not in self._stamps:
             events = [self.new_event(device) for _ in range(2)]
@@ -129,7 +132,7 @@ class DeviceDriver:
         return None
 
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
-        """Queues a copy of a number to pinned memory; returns what gives it once it has arrived, and None before."""
+        """Queues a copy of a one-element tensor to pinned memory. Returns a function: the number, or None while it is on its way."""
         torch = self._started()
         if self._slots:
             slot, event = self._slots.pop()
@@ -154,30 +157,30 @@ class DeviceDriver:
 
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:
-        """Lets the calling thread read events until the block ends, whatever other threads capture."""
+        """Makes it safe, within the block, to query events while other threads capture graphs."""
         del device
         yield
 
     def query(self, event: Any) -> bool:
-        """Returns whether the stream got to ``event``."""
+        """Returns whether the stream has reached ``event``."""
         return bool(event.query())
 
     def elapsed_ns(self, begin: Any, end: Any) -> int:
-        """Returns the nanoseconds on the device clock between two events that it got to, to half a microsecond."""
+        """Returns the nanoseconds on the device clock between two events that it has reached; the resolution is 500 ns."""
         return round(float(begin.elapsed_time(end)) * 1e6)
 
     def synchronize(self, device: int) -> None:
-        """Waits until ``device`` has done everything."""
+        """Waits until ``device`` has finished all queued work."""
         self._module.synchronize(device)
 
     def hardware_ids(self) -> dict[str, str]:
-        """Returns NVML UUID of every device in use."""
+        """Returns the NVML UUID of every device in use, by device name."""
         return {}
 
     def memory(self) -> list[DeviceMemory]:
-        """Returns the allocator values of every device in use. Nothing is reset: the peaks belong to the program.
+        """Returns the allocator statistics of every device in use, without those that have a custom allocator.
 
-        Nothing where the allocator is the program's own.
+        The peaks are not reset: the program may use them.
         """
         if self._started() is None:
             return []
@@ -187,7 +190,7 @@ class DeviceDriver:
         return [self._memory(device, stats) for device, stats in known if stats is not None]
 
     def taken(self) -> dict[str, int]:
-        """Returns the bytes of every device in use that are taken, also by contexts, libraries and other processes."""
+        """Returns the used bytes of every device in use, by device name, including contexts, libraries and other processes."""
         found: dict[str, int] = {}
         if self._started() is None or not hasattr(self._module, "mem_get_info"):
             return found
@@ -215,7 +218,7 @@ class DeviceDriver:
         return [DeviceMemory("mps:0", allocated, reserved, limit, None, None, None, None)]
 
     def _stats(self, device: int) -> dict[str, Any] | None:
-        """Counters of the allocator; None if it has none, as ``CUDAPluggableAllocator``."""
+        """Returns the counters of the allocator; None if it has none, such as ``CUDAPluggableAllocator``."""
         read: Any = getattr(self._module, "memory_stats_as_nested_dict", None)
         with suppress(RuntimeError):
             return dict(read(device)) if read is not None else None
@@ -226,10 +229,10 @@ class DeviceDriver:
         return (self._current(),)
 
     def _started(self) -> Any:
-        """Returns ``torch``, once the program has started these devices with it."""
+        """Returns ``torch`` once the program has initialised these devices, None before."""
         if self._torch is None:
             torch = self._find_torch()
-            module = getattr(torch, self.device_type, None)  # half imported, it has no answer yet
+            module = getattr(torch, self.device_type, None)  # missing while torch is being imported
             if not self._is_started(module) or not self._is_usable(torch):
                 return None
             self._module = module
@@ -241,8 +244,8 @@ class DeviceDriver:
     def _is_started(module: Any) -> bool:
         if hasattr(module, "is_initialized"):
             return bool(module.is_initialized())
-        with suppress(AttributeError, RuntimeError):  # of a torch that was built without it
-            return module is not None and module.current_allocated_memory() > 0  # Apple's has no other sign
+        with suppress(AttributeError, RuntimeError):  # torch was built without this backend
+            return module is not None and module.current_allocated_memory() > 0  # torch.mps cannot tell
         return False
 
     def _is_usable(self, torch: Any) -> bool:
@@ -258,14 +261,14 @@ class DeviceDriver:
 class CudaDriver(DeviceDriver):
     """The CUDA devices of this process.
 
-    What is asked here on the training thread is what ``torch.cuda`` asks itself, past the objects that it makes on each call.
+    On the training thread it calls the internal functions of ``torch.cuda``, see ``_internal``.
 
     Args:
-        exchange: ``cuThreadExchangeStreamCaptureMode``. In any other mode than relaxed, a look at an event
-            breaks a capture that goes on in another thread (CUDA programming guide, "prohibited and
+        exchange: ``cuThreadExchangeStreamCaptureMode``. In any other mode than relaxed, querying an event
+            invalidates a capture in another thread (CUDA programming guide, "prohibited and
             unhandled operations").
-        library: the driver itself; None where events are read in Python.
-        instance: name of the part of a device (MIG) that is this process's device 0; "" where none is set.
+        library: the loaded ``libcuda``; None if events are read in Python.
+        instance: UUID of the MIG instance that is this process's device 0; "" if none is set.
     """
 
     def __init__(
@@ -283,7 +286,7 @@ class CudaDriver(DeviceDriver):
         self._instance = instance
 
     def recorder(self, device: int) -> Callable[[Any], None]:
-        """Returns what records an event on the current stream of ``device``."""
+        """Returns a function that records an event on the current stream of ``device``."""
         torch = self._torch
         raw_stream = _internal(torch, "_cuda_getCurrentRawStream")
         write = _internal(torch, "_CudaEventBase").record
@@ -298,7 +301,7 @@ class CudaDriver(DeviceDriver):
         return record
 
     def native(self, device: int) -> NativeDriver | None:
-        """Returns how to read events from C. The context is torch's own, and lasts as long as the process."""
+        """Returns how to read events from C. The context is the one that torch uses; it lasts as long as the process."""
         library = self._library
         if not all(hasattr(library, name) for name in self._functions):
             return None
@@ -310,7 +313,7 @@ class CudaDriver(DeviceDriver):
 
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:
-        """Exchanges the mode for relaxed, on a device that has a context: the service thread must not start one on device 0."""
+        """Sets the calling thread to relaxed capture mode, and to ``device``, so that it creates no context on device 0."""
         mode = ctypes.c_int(_RELAXED)
         self._exchange(ctypes.byref(mode))
         try:
@@ -320,9 +323,9 @@ class CudaDriver(DeviceDriver):
             self._exchange(ctypes.byref(mode))
 
     def hardware_ids(self) -> dict[str, str]:
-        """Names as in ``memory``, and UUIDs as NVML has them; a torch that does not tell them has none.
+        """Returns NVML UUIDs by device name; none if torch's device properties have no ``uuid``.
 
-        CUDA shows one part of a device (MIG) to a process at most, and nothing beside it.
+        CUDA shows a process at most one MIG instance, and no other device beside it.
         """
         torch = self._started()
         if torch is None:
@@ -333,7 +336,7 @@ class CudaDriver(DeviceDriver):
         return {f"cuda:{n}": f"GPU-{one.uuid}" for n, one in properties.items() if hasattr(one, "uuid")}
 
     def _context(self, device: int) -> int:
-        """Returns the first argument of driver functions: the current context of ``device``."""
+        """Returns the argument of the first function in ``_CUDA`` or ``_HIP``: the current context."""
         del device
         context = ctypes.c_void_p()
         self._library.cuCtxGetCurrent(ctypes.byref(context))
@@ -352,10 +355,10 @@ class CudaDriver(DeviceDriver):
 
 
 class HipDriver(CudaDriver):
-    """AMD's devices. Torch calls them ``cuda`` and has the same functions for them.
+    """AMD devices, which torch names ``cuda`` and serves with the same functions.
 
     Args:
-        find_library: path of a library that torch has loaded, by the beginning of its name; "" for none.
+        find_library: returns the path of a loaded library by the first characters of its file name; "" for none.
     """
 
     def __init__(
@@ -380,13 +383,13 @@ class HipDriver(CudaDriver):
         self._exchange = getattr(library, _HIP[1], self._exchange)
         self._library = library
         usable = hasattr(library, _HIP[1])
-        if path and not usable:  # reading an event could break a capture elsewhere
+        if path and not usable:  # querying an event could invalidate a capture in another thread
             self.why_untimed = f"device time and device memory are not read: {path} has no {_HIP[1]}"
         return usable
 
 
 def _loaded_library(name: str) -> str:
-    """Returns the path of a library that this process has loaded: a second copy would be another runtime."""
+    """Returns the path of a library that this process has loaded: another file would start a second runtime."""
     with suppress(OSError), Path("/proc/self/maps").open() as maps:
         for line in maps:
             path = line.rstrip("\n").partition("/")[2]
@@ -396,17 +399,17 @@ def _loaded_library(name: str) -> str:
 
 
 _spare: dict[tuple[str, int], list[Any]] = {}
-"""By kind and number of the device. A forked child has no use for its parent's."""
+"""Unused events by device type and number. A forked child cannot use those of its parent."""
 
 os.register_at_fork(after_in_child=_spare.clear)
 
 
 def _kept(event: Any) -> Any:
-    """Keeps an event from being destroyed before the end of the process.
+    """Returns an event after leaking one reference to it, so that it is never destroyed.
 
-    Its destructor calls the driver with the lock let go, on whichever thread drops it last: in a forked child, where it
-    must not be called; at the end of the interpreter; in a thread on another device, which gets a context by it. The
-    one reference that is never given back keeps it from all of them. Those that are free are used again.
+    Its destructor releases the GIL and calls the driver, on whichever thread drops the last reference. That must not happen in a
+    forked child or at the end of the interpreter, and on a thread whose current device is another one it would create a
+    context. Unused events are used again.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
     return event

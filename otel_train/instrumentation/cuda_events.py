@@ -1,4 +1,4 @@
-"""Records device events at start and end of stages, in a sample of the steps, and reads them later."""
+"""Records device events at the start and end of stages in a sample of the steps, and reads them later."""
 
 from __future__ import annotations
 
@@ -38,33 +38,28 @@ if TYPE_CHECKING:
 
 
 WORTH = 0.003
-"""Share of training time that recording may take."""
+"""Largest share of training time that recording may take."""
 
 FIRST_ONE_IN = 8
-"""Before it is known what recording costs."""
+"""One step in so many is timed until the cost of recording is known."""
 
-_PREEMPTED_NS = 100_000  # what took longer was not recording: the thread had been put to sleep
+_PREEMPTED_NS = 100_000  # a recording that took longer is not counted: the thread was preempted
 _MOST_ONE_IN = 1000
-_KNOWN_BY = 2  # steps that were timed: of some ten edges each
-_LONGEST = 64  # beginnings in a step, at most: a loop may show us neither a loader nor passes
-_RAN, _PASSED, _NEVER = 1, 2, 3  # what a step has come to
+_COST_KNOWN_AFTER = 2  # timed steps, with about ten events each
+_MOST_BEGINS = 64  # a step ends after this many begins: the loop may have neither a loader nor a backward
+_RAN, _PASSED, _NEVER = 1, 2, 3  # a step's progress: forward begun; backward or update ended; never reached
 
 
 class EdgeAction(IntEnum):
-    """Action of an event code. Those up to ``PASSES`` close a stage, those above open one."""
+    """What ``DeviceTimer`` does at an event code. Actions below ``OPENS`` are of ends of stages, the others of begins."""
 
-    NOTHING = 1
-    """Nothing that a device has time for."""
-    CLOSES = 2
-    PASSES = 3
-    """It closes a backward or an update."""
-    OPENS = 4
-    STAGES = 5
-    """It opens a user stage."""
-    RUNS = 6
-    """A forward."""
-    ASKS = 7
-    """A wait for data."""
+    NOTHING = 1  # the event has no device time
+    CLOSES = 2  # end of another stage
+    PASSES = 3  # end of a backward or an update
+    OPENS = 4  # begin of another stage
+    STAGES = 5  # begin of a user-defined stage
+    RUNS = 6  # begin of a forward
+    ASKS = 7  # begin of a wait for data
 
 
 ASKS, RUNS = int(EdgeAction.ASKS), int(EdgeAction.RUNS)
@@ -73,11 +68,15 @@ ASKS, RUNS = int(EdgeAction.ASKS), int(EdgeAction.RUNS)
 class StepSampling:
     """Selects the steps in which device events are recorded.
 
-    A step begins where a loader is asked after work, and in a loop that asks none, at the forward after a pass.
+    A step begins at the first wait for data after a forward, backward or update; in a loop without waits for data, at the
+    first forward after a backward or update.
 
     Attributes:
-        one_in: one step in so many is timed. A fixed stride could meet the same half of a cycle each time, so it is a
-            random one of so many in a row.
+        one_in: one step in so many is timed: a random one of each such block. A fixed stride could always meet the same
+            part of a cycle.
+        number: steps begun.
+        timed: steps begun that are timed.
+        sampled: whether the running step is timed.
     """
 
     __slots__ = (
@@ -88,26 +87,27 @@ class StepSampling:
         self.one_in = FIRST_ONE_IN
         self.sampled = True
         self.number = self.timed = 1
+        # Begins in this step, steps until the next timed one, steps of its block behind it, progress of this step.
         self._begun = self._left = self._rest = self._work = 0
         self._enough = _PASSED
         self._random = Random().random  # noqa: S311 - not the program's: it would have other weights
 
     def passed(self) -> None:
-        """Records that a backward or an update is over."""
+        """Records that a backward or an update has ended."""
         self._work = _PASSED
 
     def begin(self, does: int) -> bool:
-        """Records that a stage is about to begin. Returns whether that ends a timed step, and the next is not timed."""
+        """Records that a stage is about to begin. Returns whether that ends a timed step before an untimed one."""
         self._begun += 1
         ends = bool(self._work) if does == ASKS else does == RUNS and self._work >= self._enough
-        last = (ends or self._begun > _LONGEST) and self._next(_NEVER if does == ASKS else _PASSED)
+        is_last = (ends or self._begun > _MOST_BEGINS) and self._next(_NEVER if does == ASKS else _PASSED)
         if does == RUNS and not self._work:
             self._work = _RAN
-        return last
+        return is_last
 
     def choose(self, cost_ns: int, lasted_ns: int, steps: int) -> None:
-        """Lets recording cost its share: ``cost_ns`` of all timed steps, when ``steps`` of any kind lasted ``lasted_ns``."""
-        if self.timed >= _KNOWN_BY and steps > 0 and lasted_ns > 0:
+        """Sets ``one_in`` for the share ``WORTH``: all timed steps cost ``cost_ns``; ``steps`` of any kind lasted ``lasted_ns``."""
+        if self.timed >= _COST_KNOWN_AFTER and steps > 0 and lasted_ns > 0:
             share = cost_ns / self.timed * steps / lasted_ns
             self.one_in = min(_MOST_ONE_IN, max(1, math.ceil(share / WORTH)))
 
@@ -115,22 +115,22 @@ class StepSampling:
         self.number += 1
         self._begun = self._work = 0
         self._enough = enough
-        was = self.sampled
+        was_sampled = self.sampled
         self.sampled = not self._left
         if self._left:
             self._left -= 1
         else:
             self.timed += 1
-            place = int(self._random() * self.one_in)
-            self._left, self._rest = self._rest + place, self.one_in - 1 - place
-        return was and not self.sampled
+            position = int(self._random() * self.one_in)  # of the timed step in the next block
+            self._left, self._rest = self._rest + position, self.one_in - 1 - position
+        return was_sampled and not self.sampled
 
 
 MOST_EVENTS = 2048
-"""Events per device, at most: what a device that hangs can cost in memory."""
+"""Most events per device: bounds the memory if the device hangs, so that no event is free again."""
 
 _TIMED = frozenset(SourceKind) - {SourceKind.CHECKPOINT, SourceKind.MARK}
-_LOW = (1 << FLAG_SHIFT) - 1  # the bits of a code for operation and source
+_MASK = (1 << FLAG_SHIFT) - 1  # bits of a code that select its action: operation and source
 _BEGUN = {
     SourceKind.DATA: EdgeAction.ASKS, SourceKind.FORWARD: EdgeAction.RUNS, SourceKind.WHOLE: EdgeAction.RUNS,
     SourceKind.STAGE: EdgeAction.STAGES,
@@ -142,9 +142,9 @@ class _Lane(NamedTuple):
     """The events of one device.
 
     Attributes:
-        free: the training thread takes from it, the service thread gives back.
-        make: makes one more, or gives None when there are enough.
-        record: records one on the device's current stream.
+        free: unused events. The training thread pops them, the service thread appends them again.
+        make: returns a new event, or None after ``MOST_EVENTS``.
+        record: records an event on the device's current stream.
     """
 
     free: list[Any]
@@ -154,7 +154,7 @@ class _Lane(NamedTuple):
 
 
 def time_devices(recorder: Recorder, driver: DeviceDriver, mode: str) -> DeviceTimer:
-    """Returns a timer in the place of ``recorder.edge``, to be made before any probe takes that."""
+    """Returns a timer whose ``edge`` has replaced ``recorder.edge``. Called before any probe reads ``recorder.edge``."""
     timer = DeviceTimer(recorder, driver, mode=mode, clock=system_clock)
     recorder.edge = timer.edge
     with Guard("devices"):
@@ -165,20 +165,20 @@ def time_devices(recorder: Recorder, driver: DeviceDriver, mode: str) -> DeviceT
 class DeviceTimer:
     """Measures device time of each stage of the thread that created the recorder.
 
-    ``edge`` takes the place of ``recorder.edge``. Until ``poll`` has seen that a device is in use, and in
-    every other thread, it does nothing of its own. The event of an end is recorded before the edge and that
-    of a start after it, so the host times of a reading lie within its occurrence.
+    ``edge`` replaces ``recorder.edge``. Until ``poll`` has found a device in use, and on every other thread, it only
+    forwards. A device event is recorded after the ring event of a begin and before that of an end, so its host time
+    lies within the call that it is of.
 
-    A fault of the driver never reaches training: it switches the timer off, and ``poll`` raises it.
+    A driver error never reaches training: it switches the timer off, and ``poll`` raises it.
 
     Args:
-        mode: ``events``, ``sync`` (wait for the device at every edge: exact and slow) or ``off``.
+        mode: ``events``, ``sync`` (wait for the device at every event: exact and slow) or ``off``.
 
     Attributes:
-        dropped: edges that got no event, because all were in use.
-        spent_ns: time that recording cost the training thread.
-        steps: those that are timed among them.
-        failure: the fault of the driver that switched the timer off; "" for none.
+        dropped: begins and ends without a device event, because all were in use.
+        spent_ns: time that recording took on the training thread.
+        steps: which steps are timed.
+        failure: the driver error that switched the timer off; "" for none.
     """
 
     def __init__(self, recorder: Recorder, driver: DeviceDriver, *, mode: str, clock: Clock) -> None:
@@ -195,12 +195,12 @@ class DeviceTimer:
         self._sources = recorder.sources
         self._ring = recorder.device_ring
         self._reader: PythonReader | NativeReader | None = None
-        # Events of the edges that the reader has, until they are free again.
+        # Device events that the reader has, one list per begin or end, until they can be used again.
         self._recorded: deque[list[Any]] = deque()
-        self._free_by = 0  # edges whose events are free again, in all
+        self._reused = 0  # lists of events that were returned to the lanes, in all
         self._lanes: list[_Lane] = []
-        self._active: list[_Lane] = []  # the lanes, or none: what the training thread looks at
-        self._table = bytearray(_LOW + 1)
+        self._active: list[_Lane] = []  # read by the training thread: all lanes, none after ``stop``
+        self._table = bytearray(_MASK + 1)
         self._fault: Exception | None = None
         self._stopped = mode == "off" or bool(driver.why_untimed)
         if not self._stopped:
@@ -214,10 +214,10 @@ class DeviceTimer:
         return tuple(lane.device for lane in self._lanes)
 
     def poll(self) -> None:
-        """Finds which devices are in use. Called by the service thread.
+        """Finds the devices in use. Called by the service thread.
 
         Raises:
-            Exception: the fault of the driver that switched the timer off, once.
+            Exception: the driver error that switched the timer off, once.
         """
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -227,19 +227,19 @@ class DeviceTimer:
             return
         new = [device for device in self._driver.devices() if device not in self.devices]
         new = new[: MOST_DEVICES - len(self._lanes)]
-        if new:  # lanes are only ever added, at the end: what is open keeps its place
+        if new:  # lanes are only appended, so those of recorded events keep their positions
             if self._reader is None and self._mode == "events":
                 self._reader = reader_of(self._driver, new[0], self._ring, self._clock)
             self._lanes += [self._lane(device) for device in new]
             self._active[:] = self._lanes
-        self._choose()
+        self._adjust_sampling()
 
     def ooms(self) -> int:
-        """Times that the devices in use ran out of memory."""
+        """Returns how often the devices in use ran out of memory."""
         return sum(device.ooms or 0 for device in self.memory())
 
     def stop(self) -> None:
-        """Records nothing more. What is recorded can still be taken."""
+        """Stops recording. Recorded events can still be read."""
         self._stopped = True
         self._active.clear()
 
@@ -247,7 +247,7 @@ class DeviceTimer:
         """Lets the reader query events, and reuses finished ones. Called on the service thread.
 
         Raises:
-            Exception: the fault of the driver that switched the timer off, once.
+            Exception: a driver error, which switches the timer off.
         """
         if self._reader is None:
             return
@@ -259,27 +259,27 @@ class DeviceTimer:
             self._reader.close()
             self._reader = None
             raise
-        self._use_again(read - 1)  # from the events of the last the next is counted
+        self._reuse(read - 1)  # not the last ones: the next elapsed times are counted from them
 
     def take_steps(self) -> tuple[int, int]:
-        """Returns the steps since the last call in which a device was in use, and how many of them were timed."""
+        """Returns the steps since the last call, counted while a device is in use, and how many of them were timed."""
         before, self._reported = self._reported, (self.steps.number, self.steps.timed)
         return self._reported[0] - before[0], self._reported[1] - before[1]
 
     def close(self) -> None:
-        """Reads no more, and lets go of the memory."""
+        """Stops reading, and releases the memory."""
         self.stop()
         reader, self._reader = self._reader, None
         if reader is not None and reader.close():
-            self._use_again(self._free_by + 1)
+            self._reuse(self._reused + 1)
         self._ring = memoryview(b"")
 
-    def _use_again(self, read: int) -> None:
-        while self._free_by < read and self._recorded:
+    def _reuse(self, read: int) -> None:
+        while self._reused < read and self._recorded:
             self._give_back(self._recorded.popleft())
-            self._free_by += 1
+            self._reused += 1
 
-    def _choose(self) -> None:
+    def _adjust_sampling(self) -> None:
         if self._lanes:
             now_ns, number = self._clock(), self.steps.number
             self._since = began_ns, before = self._since or (now_ns, number)
@@ -302,7 +302,7 @@ class DeviceTimer:
         return _Lane(driver.spare(device), make, driver.recorder(device), device)
 
     def _recording_edge(self, ring_edge: Edge) -> Edge:
-        """Makes the function called for each event; only events of sampled steps cost more than a table lookup."""
+        """Makes ``edge`` for the mode ``events``; only events of sampled steps cost more than a table lookup."""
         lanes, table, learn, record = self._active, self._table, self._learn, self._event_recorder()
         owner = get_ident()
         steps, passed, begin = self.steps, self.steps.passed, self.steps.begin
@@ -312,25 +312,25 @@ class DeviceTimer:
             if not lanes:
                 ring_edge(code)
                 return
-            how = table[code & _LOW] or learn(code)
-            if how == nothing or get_ident() != owner:
+            action = table[code & _MASK] or learn(code)
+            if action == nothing or get_ident() != owner:
                 ring_edge(code)
                 return
             written = code
-            if how >= opens:
-                if how > opens and begin(how):
-                    written = code & ~OP_MASK | MARK
+            if action >= opens:
+                if action > opens and begin(action):
+                    written = code & ~OP_MASK | MARK  # the end of the timed step: this stage is not timed
                 ring_edge(code)
                 if not steps.sampled and written == code:
                     return
             else:
-                if how == passes:
+                if action == passes:
                     passed()
                 if not steps.sampled:
                     ring_edge(code)
                     return
             record(written, steps.number - (written != code))
-            if how < opens:
+            if action < opens:
                 ring_edge(code)
 
         return edge
@@ -371,7 +371,7 @@ class DeviceTimer:
         owner = get_ident()
 
         def edge(code: int) -> None:
-            if lanes and get_ident() == owner and (table[code & _LOW] or learn(code)) != EdgeAction.NOTHING:
+            if lanes and get_ident() == owner and (table[code & _MASK] or learn(code)) != EdgeAction.NOTHING:
                 try:
                     if not driver.capturing():
                         for lane in lanes:
@@ -383,15 +383,16 @@ class DeviceTimer:
         return edge
 
     def _learn(self, code: int) -> int:
+        """Returns the action of a code, and enters it in the table."""
         op, kind = code & OP_MASK, self._sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind
         if kind not in _TIMED or op > SUSPEND:
-            how = EdgeAction.NOTHING
+            action = EdgeAction.NOTHING
         elif op < END:
-            how = _BEGUN.get(kind, EdgeAction.OPENS)
+            action = _BEGUN.get(kind, EdgeAction.OPENS)
         else:
-            how = EdgeAction.PASSES if kind in _PASSES else EdgeAction.CLOSES
-        self._table[code & _LOW] = how
-        return int(how)
+            action = EdgeAction.PASSES if kind in _PASSES else EdgeAction.CLOSES
+        self._table[code & _MASK] = action
+        return int(action)
 
     def _switch_off(self, fault: Exception) -> None:
         self._fault, self.failure = fault, _text_of(fault)
@@ -403,20 +404,20 @@ def _text_of(fault: Exception) -> str:
 
 
 # --- reading --------------------------------------------------------------------------------------
-# Into memory that the agent reads, in C where the driver allows, else in Python.
+# A reader queries events and writes the results to memory that the agent reads: in C if the driver supports it, else in Python.
 
-STAMP_TRIES = 20  # of a few microseconds each, to see the device get to a stamp
+STAMP_TRIES = 20  # queries, of a few microseconds each, until the device has reached a stamp
 PASS_MS = 250
-"""Time between two looks of the thread in C, where none is asked for."""
+"""Milliseconds between two passes of the C thread over the queued events, if none is requested."""
 
 PASS_S = 0.05
-"""Longest that a look which was asked for is waited for."""
+"""Longest wait in seconds for a requested pass."""
 
 STOP_S = 0.1
-"""Longest that the thread in C is waited for at the end. A driver may not answer any more."""
+"""Longest wait in seconds for the end of the C thread: a driver call may hang."""
 
 _Entry = tuple[int, int, int, list[Any]]
-"""An edge: host time, code, number of the step, events, one per device. A plain tuple: naming its fields costs 0.2 us."""
+"""Host time, code, number of the step, device events (one per device). A plain tuple: naming its fields costs 0.2 us."""
 
 
 class PythonReader:
@@ -432,22 +433,22 @@ class PythonReader:
         self._missed_ns = self._read = 0
 
     def push(self, host_ns: int, code: int, step: int, events: list[Any]) -> bool:
-        """Queues an edge: see ``Record``. Called by the training thread. Returns whether there was space."""
+        """Queues the device events of a begin or end. Called by the training thread. Returns whether there was space."""
         self._entries.append((host_ns, code, step, events))
         return True
 
     def read(self) -> int:
-        """Queries events and writes finished ones. Returns the total number of finished events.
+        """Queries events and writes finished ones. Returns how many entries were finished in all.
 
-        At the first edge that a device has not got to, the rest is left for a later call.
+        It stops at the first entry that a device has not reached; a later call goes on there.
 
         Raises:
-            Exception: a fault of the driver. Nothing more is read then.
+            Exception: a driver error. Nothing more is read then.
         """
         until_ns = self._clock()
         if self._entries:
             with self._driver.reading(self._device):
-                if not self._driver.capturing():  # the user's thread asks for a summary in mid-capture
+                if not self._driver.capturing():  # on a user's thread that captures a graph
                     self._read_entries()
         if self._entries:
             until_ns = self._entries[0][0]
@@ -455,7 +456,7 @@ class PythonReader:
         return self._read
 
     def close(self) -> bool:
-        """Reads no more. Returns whether events and memory are free now."""
+        """Stops reading. Returns whether events and memory are free now."""
         self._entries.clear()
         return True
 
@@ -463,15 +464,15 @@ class PythonReader:
         driver, clock, entries = self._driver, self._clock, self._entries
         if self._last:
             self._read_stamp()
-        for _ in range(len(entries)):  # what is recorded meanwhile is for the next call
+        for _ in range(len(entries)):  # not those that are recorded meanwhile
             host_ns, code, step, events = entries[0]
-            asked_ns = clock()
+            queried_ns = clock()
             if not all(driver.query(event) for event in events):
-                self._missed_ns = asked_ns
+                self._missed_ns = queried_ns
                 return
             entries.popleft()
             elapsed_ns = [driver.elapsed_ns(*pair) for pair in zip(self._last, events, strict=False)]
-            # Of a stream that came into use since the last reading, time begins here.
+            # A device that came into use since the last entry has no earlier event: its elapsed time is 0.
             elapsed_ns += [0] * (len(events) - len(elapsed_ns))
             since_ns, self._missed_ns = max(host_ns, self._missed_ns), 0
             self._last, self._read = events, self._read + 1
@@ -487,22 +488,22 @@ class PythonReader:
                 return
 
 
-# Words of the state that the thread in C and we have in common: ``Events`` in ``_device_events.c``.
+# Positions of words in the state that is shared with the C thread: ``Events`` in ``_device_events.c``.
 _READ, _FAULT, _STOPPING, _ENDED, _WANTED, _LOOKED = 1, 2, 3, 4, 5, 6
 _SETTINGS: Final = 8
 _ENTRY_WORDS = 4 + MOST_DEVICES
 QUEUED = 4096
-"""Edges that can wait to be read: more than there are events of a device."""
+"""Entries that can wait to be read: more than there are events of a device."""
 
 _STATE_WORDS = 20 + (1 + QUEUED) * _ENTRY_WORDS
 
 
 class NativeReader:
-    """As ``PythonReader``, on a C thread that never takes the GIL, so also while training hangs.
+    """Does the same as ``PythonReader`` on a C thread that never takes the GIL, so also while the program holds it forever.
 
     Raises:
         RuntimeError: no thread can be started.
-        OSError: no descriptor is left.
+        OSError: no file descriptor is left.
     """
 
     def __init__(self, driver: NativeDriver, words: memoryview) -> None:
@@ -518,7 +519,8 @@ class NativeReader:
         settings = (records, self._wakes, PASS_MS, ring, *driver.words)
         for place, word in enumerate(settings, _SETTINGS):
             self._words[place] = word
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))  # the thread writes to it, also at the end
+        # The thread writes to this memory until it ends, also during the end of the interpreter.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
         try:
             EXTENSION.start_events(self._address)
         except RuntimeError:
@@ -540,7 +542,7 @@ class NativeReader:
         return words[_READ]
 
     def close(self) -> bool:
-        """See ``PythonReader``. A thread that hangs in the driver keeps its memory; a forked child has none."""
+        """See ``PythonReader``. If the thread hangs in the driver, its memory is kept. A forked child has no such thread."""
         if os.getpid() != self._pid or not self._memory:
             return False
         self._words[_STOPPING] = 1

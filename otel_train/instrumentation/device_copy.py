@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PINNED = "pin_memory"
 """Source name of copies into pinned memory, which stay on the host."""
 
-_CURRENT, _ELSEWHERE = -1, -2  # where a target lies, if not on a device given by number
+_CURRENT, _ELSEWHERE = -1, -2  # in place of a device number: the current device; no device of the accelerator
 _MAX_HELD = 1 << 16  # copies back to the host between two polls of the service thread
 
 
@@ -69,7 +69,7 @@ class TransferProbe:
 
     def _put_in(self, torch: Any) -> None:
         aim = _TargetDevice(torch, self._driver, self._recorder)
-        quiet = torch.DisableTorchFunctionSubclass  # a subclass must not see our looks
+        quiet = torch.DisableTorchFunctionSubclass  # ``__torch_function__`` of a subclass must not be called
         size = _sizes(quiet)
         leaving, coming = _watching(torch, quiet, on_host=True), _watching(torch, quiet, on_host=False)
         pinned = begin_end_fail(self._recorder.source(SourceKind.H2D, PINNED))
@@ -81,7 +81,7 @@ class TransferProbe:
             ("cpu", partial(self._bringing, size=size), coming),
         ):
             self._methods.append(_Method(torch.Tensor, name, make, watches))
-        if self._removed:  # meanwhile, by the thread that closes
+        if self._removed:  # meanwhile, by the thread that closes the session
             self.remove()
 
     def _bringing(self, original: Callable[..., Any], *, size: Callable[[Any], int]) -> Callable[..., Any]:
@@ -214,7 +214,7 @@ def _sending(
 
 
 def _sizes(quiet: Any) -> Callable[[Any], int]:
-    """Returns the bytes of a tensor, bypassing ``__torch_function__``; -1 if unknown."""
+    """Returns a function: the bytes of a tensor, or -1 if unknown; ``__torch_function__`` is not called."""
 
     def size(tensor: Any) -> int:
         try:
@@ -227,7 +227,7 @@ def _sizes(quiet: Any) -> Callable[[Any], int]:
 
 
 def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]:
-    """Returns whether a tensor is on that side and may be part of a batch, bypassing ``__torch_function__``."""
+    """Returns a function: whether a tensor is on the host, or else on a device, and may be a batch; no subclass is called."""
     plain, untraced = torch.Tensor, torch.Tensor.__torch_dispatch__
     real: dict[type, bool] = {}
 
@@ -235,7 +235,9 @@ def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]
         kind = type(tensor)
         if kind is plain:
             return tensor.is_cpu is on_host
-        if kind not in real:  # one with its own dispatch may hold no data, or tensors seen by themselves
+        if (
+            kind not in real
+        ):  # one with its own dispatch may hold no data, or tensors that are seen themselves
             real[kind] = kind.__torch_dispatch__ is untraced
         if not real[kind]:
             return False
