@@ -10,7 +10,7 @@ from typing import Any
 from otel_train.recording import ring_buffer
 
 MOST_PARTS = 256
-"""Parts of a batch that are looked at: some 0.1 ms. A batch of more is not weighed, and its loader no more."""
+"""Most parts of a batch that are inspected (about 0.1 ms). If a batch has more, its loader's batches are not measured any more."""
 
 _PLAIN = (int, float, str, bytes, type(None))
 
@@ -21,7 +21,7 @@ def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
     None where no array was found, or too many parts. Never raises, copies nothing, waits for no device.
     """
     arrays, parts = [], [batch]
-    for number, part in enumerate(parts):  # the list grows while it is gone through
+    for number, part in enumerate(parts):  # the list grows during the iteration
         if number == MOST_PARTS:
             return None
         try:
@@ -36,9 +36,9 @@ def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
 
 
 def _inner(part: Any) -> Iterable[Any]:  # Any: a part of a batch
-    """Objects in ``item`` that may contain arrays."""
+    """Returns the objects in ``part`` that may contain arrays."""
     if isinstance(part, (list, tuple)):
-        if part and isinstance(part[0], _PLAIN):  # identifiers, texts
+        if part and isinstance(part[0], _PLAIN):  # a list of ids or texts
             return [inner for inner in part[:MOST_PARTS] if not isinstance(inner, _PLAIN)]
         return part[:MOST_PARTS]
     if isinstance(part, _PLAIN):
@@ -54,7 +54,7 @@ class BatchBytes:
     """Statistics of the bytes of a loader's batches. The training thread writes, the service thread reads.
 
     Attributes:
-        hopeless: a batch could not be weighed.
+        hopeless: the bytes of a batch could not be measured: no further batch is tried.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class BatchBytes:
         self._least = self._most = self._sum = self._number = 0
 
     def add(self, nbytes: int | None) -> None:
-        """Adds the weight of one batch."""
+        """Adds the bytes of one batch; None if they could not be measured."""
         if nbytes is None:
             self.hopeless = True
             return
@@ -73,11 +73,11 @@ class BatchBytes:
 
     @property
     def mean(self) -> float | None:
-        """Bytes per batch; None when none was weighed."""
+        """Bytes per batch; None when none was measured."""
         return self._sum / self._number if self._number else None
 
     def row(self) -> dict[str, float] | None:
-        """Returns the row for the summary; None when none was weighed."""
+        """Returns the row for the summary; None when none was measured."""
         mean = self.mean
         if mean is None:
             return None
@@ -85,14 +85,14 @@ class BatchBytes:
 
 
 Size = Callable[[Any], int]
-"""From a batch to its number of samples plus one; 0 where that is unknown. Never raises."""
+"""Returns the number of samples of a batch plus one, or 0 if it is unknown. Never raises."""
 
-_DEEPEST = 4
-_WIDEST = 4
+_DEEPEST = 4  # levels of nesting of a batch that are searched for arrays and sequences
+_WIDEST = 4  # items that are searched of each sequence
 
 
 def size_of_batches(first: Any, batch_size: int | None) -> Size:
-    """Returns the reader that suits batches shaped like ``first``.
+    """Returns the function that counts the samples of batches with the structure of ``first``.
 
     A candidate is the leading dimension of an array, or the length of a sequence. Among them the first that
     equals ``batch_size`` wins, else the first array, else the first sequence of plain values.
@@ -121,11 +121,11 @@ def _candidates(item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, .
 
 
 def _reader(path: tuple[Any, ...], *, is_array: bool) -> Size:
-    if is_array and len(path) == 1:  # by far the commonest: the first of a list or of a mapping
+    if is_array and len(path) == 1:  # by far the commonest: an array in a list or in a mapping
         key = path[0]
         if ring_buffer.EXTENSION is not None:
             torch: Any = sys.modules.get("torch")  # a program that has a tensor has imported it
-            base = getattr(getattr(torch, "_C", None), "TensorBase", None)  # whose len() makes no shape
+            base = getattr(getattr(torch, "_C", None), "TensorBase", None)  # its len() creates no torch.Size
             of_tensors = () if base is None else (torch.Tensor, base)
             leading: Size = ring_buffer.EXTENSION.hook("leading", (None, key, *of_tensors))
             return leading

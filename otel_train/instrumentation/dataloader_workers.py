@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-_NEWER = (SEQUENCE + 1) // 2
+_OLDER = (SEQUENCE + 1) // 2
+"""Sequence numbers that are ahead by this much or more, modulo ``SEQUENCE`` + 1, are in fact behind."""
 
 
 class BatchBuildTimes(FastNamedTuple):
@@ -75,8 +76,8 @@ class BuildTimeReader:
         numbers = np.arange(max(taken, written - SLOTS), written)
         words = self._words[worker, 1 + numbers % SLOTS]
         ahead = ((words >> TIME_BITS) - (numbers + 1)) & SEQUENCE
-        # Another processor may see the count before the slot: older slots are read at the next call.
-        behind = np.flatnonzero(ahead >= _NEWER)
+        # This processor may see the new count before the new slot: slots that are still behind are read at the next call.
+        behind = np.flatnonzero(ahead >= _OLDER)
         there = int(behind[0]) if len(behind) else len(numbers)
         whole = words[:there][ahead[:there] == 0] & LONGEST_NS
         self._taken[worker] = int(numbers[0]) + there
@@ -87,18 +88,14 @@ POOL = "_otel_train_worker_pool"
 INIT = "_worker_init_fn"
 
 UNKNOWN = "unknown"
-"""Exit cause of a fork server's child, and of a worker that was reaped by an interrupted call."""
+"""Exit cause of a fork server's child, and of a worker whose status was lost because the call that reaped it was interrupted."""
 
 _REAPING_S = 0.002
-"""Time between the end of a process and its status, which the kernel or another thread that reaps it may need."""
+"""Wait in seconds for the status of a process that has ended: the kernel, or another thread that reaps it, may need a moment."""
 
 
 class WorkerExit(FastNamedTuple):
-    """A worker that ended without being stopped.
-
-    Attributes:
-        cause: signal name, or ``exit_<status>``.
-    """
+    """A worker that ended without being stopped. ``cause``: signal name, or ``exit_<status>``."""
 
     worker: int
     pid: int
@@ -122,13 +119,13 @@ class WorkerPool:
         self._rows: SharedRows | None = None
         self._reported: set[int] = set()
         self.reported = False
-        """Exits have been reported to another process; only build times may follow."""
+        """Whether exits have been reported to another process, so that only build times may follow."""
         if workers is None:
             self._take_workers(iterator)
             return
         try:
             self._rows = SharedRows(workers)
-        except OSError:  # no memory to share: build times are absent, training goes on
+        except OSError:  # no shared memory: build times are absent, training goes on
             return
         self.times = BuildTimeReader(self._rows)
 
@@ -271,7 +268,7 @@ class LoaderState(FastNamedTuple):
 
 
 def loader_state(pools: Iterable[WorkerPool]) -> LoaderState | None:
-    """Reads the state of a loader's workers; returns None if it has none now."""
+    """Returns the state of a loader's workers; None if it has none now."""
     pids: list[int] = []
     ends: list[str | None] = []
     queued: int | None = 0
@@ -296,7 +293,7 @@ def _ready(iterator: Any) -> tuple[int, int] | None:  # Any: torch's iterator
     """Returns the batches that wait in shared memory, and in pinned memory; None if the platform does not tell."""
     try:
         tasks, queue = _TASKS_AND_QUEUE(iterator)
-        # Those that came before their turn lie in the parent already.
+        # Batches that arrived out of order are held by the iterator.
         held = [len(info) for info in list(tasks.values())].count(2)
         queued = int(queue.qsize())
         if not getattr(iterator, "_pin_memory", False):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 MOST_OBJECTS = 4096
-"""Objects inspected in all: some 5 ms. Deeper ones are left out."""
+"""Most objects inspected in all (about 5 ms), outermost first."""
 
 SAMPLED = 64
 """Items of a long container that are inspected; the others are assumed to be as large."""
@@ -26,11 +26,11 @@ _FOREIGN = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType,
     types.GeneratorType, types.CoroutineType, type(None), type(...),
 )  # fmt: skip
-"""Types that are no data and refer to the whole program."""
+"""Types that are no data, and whose objects refer to much of the program."""
 
 
 class _Place(NamedTuple):
-    """Position of an object: a sampled item of a container, and everything inside it.
+    """Position of objects: a sampled item of a container, with everything inside it.
 
     Attributes:
         within: position of the container; None at the top.
@@ -59,13 +59,12 @@ class _Place(NamedTuple):
 def dataset_bytes(datasets: Iterable[Any]) -> int:
     """Returns the bytes that these datasets hold in this process; shared objects count once.
 
-    Arrays, tensors, texts, containers and the attributes of objects are followed. Of long containers a sample is
-    looked at. What is mapped from a file, or lies on a device, is not counted. No code of the objects is run and
-    every look is one step of the interpreter, so they may change meanwhile: then the estimate is that of a moment
-    in between.
+    Arrays, tensors, texts, containers and the attributes of objects are followed; long containers are sampled. Memory
+    mapped from a file or on a device is not counted. No code of the objects is run, and each inspection is one step
+    of the interpreter, so the program may change them meanwhile: the estimate is then of a moment in between.
     """
     found: dict[int, tuple[int, _Place]] = {}
-    held: list[Any] = []  # an identity is one only as long as its object lives
+    held: list[Any] = []  # keeps the objects alive, so that their ids stay unique
     whole = _Place(None, 1.0, 0)
     todo = deque((each, whole) for each in datasets)
     while todo and len(held) < MOST_OBJECTS:
@@ -161,5 +160,5 @@ def _first(items: Iterable[Any], length: int, place: _Place, most: int) -> Itera
 
 
 def _is_model(kind: type) -> bool:
-    """Returns whether it is a network, which is no data."""
+    """Returns whether a class is a ``torch.nn.Module``, which is not counted as data."""
     return any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__)

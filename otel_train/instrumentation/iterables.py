@@ -1,4 +1,4 @@
-"""Times what a loop asks for batches and torch did not make: iterables of any class, and iterators in place of torch's."""
+"""Times batches that do not come from torch's iterators: iterables of any class, and iterators returned in place of torch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_train.recording.events import START_BITS
 
 
 class InstrumentedIterable:
-    """An iterable whose ``next`` is timed; all other attributes are the iterable's. ``make``: makes an iterator of it."""
+    """An iterable whose batches are timed; all other attributes are the iterable's. ``make``: makes an iterator of it."""
 
     def __init__(
         self, iterable: Any, probe: LoaderProbe, make: Callable[[Any], Iterator[Any]] = iter
@@ -21,7 +21,7 @@ class InstrumentedIterable:
 
     def __iter__(self) -> Iterator[Any]:
         probe = self._probe
-        probe.inner = lambda: None  # it is timed here, and not where the iterable asks what it holds
+        probe.inner = lambda: None  # timed here, so not also in a DataLoader that the iterable holds
         probe.begins()
         probe.pass_starts()
         ask = probe.next_pass()
@@ -33,13 +33,13 @@ class InstrumentedIterable:
             probe.edge(probe.started)
 
     def __next__(self) -> Any:
-        own = vars(self)  # an attribute that is set is the iterable's
+        own = vars(self)  # ``__setattr__`` would set attributes of the iterable
         if not self._given:
             own["_ask"] = self._probe.next_pass()
         try:
-            batch = _asked(self._iterable, self._iterable, self._probe, self._ask, given=self._given)
+            batch = _timed_next(self._iterable, self._iterable, self._probe, self._ask, given=self._given)
         except StopIteration:
-            own["_given"] = 0  # it may begin again
+            own["_given"] = 0  # the iterable may begin again
             raise
         own["_given"] += 1
         return batch
@@ -60,7 +60,7 @@ class InstrumentedIterable:
 
 
 class InstrumentedIterator:
-    """An iterator whose ``next`` is timed; in all else it is the iterator, whose special methods ``_timed_iterator`` adds."""
+    """An iterator whose ``next`` is timed. All other attributes are the iterator's; ``_timed_iterator`` adds its special methods."""
 
     def __init__(
         self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int = 0
@@ -73,8 +73,8 @@ class InstrumentedIterator:
         return self
 
     def __next__(self) -> Any:
-        batch = _asked(self._iterator, self._iterable, self._probe, self._ask, given=self._given)
-        vars(self)["_given"] += 1  # an attribute that is set is the iterator's
+        batch = _timed_next(self._iterator, self._iterable, self._probe, self._ask, given=self._given)
+        vars(self)["_given"] += 1  # ``__setattr__`` would set an attribute of the iterator
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -93,7 +93,7 @@ class InstrumentedIterator:
 
 
 class FirstRead:
-    """A generator whose first batch has been read: gives that, then what the generator gives. What is sent or thrown reaches it."""
+    """A generator whose first batch has been read: yields it first. ``send``, ``throw`` and ``close`` are the generator's."""
 
     def __init__(self, generator: Any, batch: object) -> None:
         self._generator, self._first = generator, [batch]
@@ -109,24 +109,24 @@ class FirstRead:
 _MADE_BY_PYTHON = frozenset(
     {"__class__", "__class_getitem__", "__getattribute__", "__init_subclass__", "__new__", "__subclasshook__"}
 )
-"""Special methods that an instance does not have, or that find the others."""
+"""Special methods that are not forwarded: instances do not have them, or they look up the others."""
 
 
 @functools.lru_cache(maxsize=64)
 def _timed_iterator(kind: type) -> Callable[..., InstrumentedIterator]:
-    """Returns the class of timed iterators that have the special methods of ``kind``, which Python looks up in classes."""
+    """Returns a class of timed iterators with the special methods of ``kind``: Python looks these up in the class."""
 
     def forward(name: str) -> Callable[..., Any]:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             given = getattr(self._iterator, name)(*args, **kwargs)
-            return self if given is self._iterator else given  # as of ``__enter__``
+            return self if given is self._iterator else given  # ``__enter__`` returns the iterator
 
         return method
 
     special = {name for name in dir(kind) if name[:2] == "__" and callable(getattr(kind, name, None))}
     own = {name for name in special if getattr(kind, name) is not getattr(object, name, None)}
     names = (own | {"__reduce_ex__"}) - vars(InstrumentedIterator).keys() - _MADE_BY_PYTHON
-    passes_for = property(lambda self: type(self._iterator))  # ``isinstance`` asks for it
+    passes_for = property(lambda self: type(self._iterator))  # for ``isinstance``
     return type(
         kind.__name__,
         (InstrumentedIterator,),
@@ -144,19 +144,19 @@ def _class_for(kind: type) -> Callable[..., InstrumentedIterator]:
 def timed_pass(
     iterator: Iterator[Any], loader: Any, probe: LoaderProbe, ask: int, *, given: int = 0
 ) -> InstrumentedIterator:
-    """Begins a pass of a loader that a loop asks in place of torch's iterator. Returns what it asks, timed; it has ``given`` batches."""
+    """Begins a pass, and returns ``iterator`` wrapped and timed; ``given`` batches of the pass were read before."""
     probe.begins()
     sized = loader if probe.sized else None
     return _class_for(type(iterator))(iterator, sized, probe, ask, given=given)
 
 
-def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int) -> Any:
+def _timed_next(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int) -> Any:
     edge = probe.edge
     edge(ask)
     try:
         batch = next(iterator)
     except StopIteration:
-        edge(probe.stopped(given, _promised(iterable)))
+        edge(probe.stopped(given, _length_of(iterable)))
         raise
     except BaseException as error:
         edge(probe.failed(error))
@@ -165,8 +165,8 @@ def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int,
     return batch
 
 
-def _promised(iterable: Any) -> int | None:  # Any: the user's own
-    """Returns the length of an iterator, if it has one."""
+def _length_of(iterable: Any) -> int | None:  # Any: the user's own
+    """Returns the length of an iterable; None if it has none."""
     try:
         return len(iterable)
     except Exception:  # noqa: BLE001  # the user's __len__ may raise anything

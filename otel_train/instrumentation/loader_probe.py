@@ -1,4 +1,4 @@
-"""The probe of a loader: event codes, batch sizes, tokens, failures, and where its passes begin and end."""
+"""The probe of a loader: event codes, batch sizes, tokens, failures, begin and end of passes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 
 PROBE = "_otel_train_probe"
 ASK = "_otel_train_ask"
-"""The word that begins an ask of an iterator: it has the number of the pass."""
+"""Attribute of an iterator: the event word that begins its ``next``, with the number of the pass."""
 OWNER = "_otel_train_thread"
+"""Attribute of an iterator: identity of the thread that made it."""
 
 _MAP_STYLE = 0
 _PASS = attrgetter("_num_yielded", "_dataset_kind")
 _STREAM = attrgetter("_IterableDataset_len_called", "_index_sampler", "_drop_last", "_num_workers")
-"""What torch's iterators know of themselves."""
+"""Attributes of torch's iterators: of the pass, and of an iterable-style dataset."""
 
 
 _passes = itertools.count(1)
@@ -67,20 +68,21 @@ class LoaderProbe:
 
     Attributes:
         token_count: tokens counted so far.
-        failures: exceptions that left it, by class.
-        weights: bytes of the batches that were weighed.
-        pools: workers of its iterators, until all about them is known.
-        workers, prefetch_factor, persistent: settings of a DataLoader; None of what has no such setting.
-        sized: it knows how many batches it has.
-        loader: gives the loader, while it lives.
-        inner: gives the DataLoader that iterates in its place, if there is one.
-        given: the program gave it; else it was found when it was first iterated.
-        awaited: it has its name, and its first pass begins any moment.
-        pass_starts: called when a pass of it begins, where it is no DataLoader.
-        began_ns: when its newest pass began, on the clock of ``MadeLoaders``; 0 before the first.
-        opening: calls of its ``__iter__`` that make an iterator now, by thread.
-        beginning: threads in the first ``next`` of a generator that it is iterated by; the word that has begun a wait, or 0.
-        passed_on: what its ``__iter__`` returns reads torch's iterator, maybe on another thread, and is timed in its place.
+        failures: number of exceptions that the loader raised, by class name.
+        weights: bytes of the batches that were measured.
+        pools: workers of its iterators, until all their exits are known.
+        workers, prefetch_factor, persistent: settings of a DataLoader; None if the loader has no such setting.
+        sized: whether the loader knows its number of batches.
+        loader: returns the loader, or None once it is deleted.
+        inner: returns the DataLoader that is iterated in place of the loader, or None.
+        given: whether the program passed the loader to ``instrument``; else it was found at its first iteration.
+        awaited: whether it has a name, and its first pass is about to begin.
+        pass_starts: called when a pass begins, if the loader is no DataLoader.
+        began_ns: when its latest pass began, on the clock of ``MadeLoaders``; 0 before the first.
+        opening: running calls of its ``__iter__``, by thread.
+        beginning: threads in the first ``next`` of its generator, and the event word that began a wait for data there, or 0.
+        passed_on: whether torch's iterator is read, maybe on another thread, by the object that ``__iter__`` returns, which is
+            timed in its place.
     """
 
     def __init__(self, entry: Loader, recorder: Recorder) -> None:
@@ -100,7 +102,7 @@ class LoaderProbe:
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
         self.gone = code(Op.PASS_END, self.source)
         self.started = code(Op.END, self.source, Flag.START)
-        self._read_size: Size = self._learn if entry.samples is None else _safe(entry)
+        self._read_size: Size = self._learn if entry.samples is None else _sample_counter(entry)
         self.size: Size = self._weigh
         self._tokens = entry.tokens
         self._counting_tokens = _counting("tokens", entry)
@@ -125,7 +127,7 @@ class LoaderProbe:
 
     @property
     def running(self) -> bool:
-        """Whether one of its iterators is alive and has batches left. Lightning asks none for more than its length."""
+        """Whether a living iterator has batches left, by count: Lightning reads ``len(loader)`` batches, not up to StopIteration."""
         passes = map(_given, list(self._running))
         return any(promised is None or given < promised for given, promised in passes)
 
@@ -144,28 +146,28 @@ class LoaderProbe:
         self._running.discard(iterator)
 
     def next_pass(self) -> int:
-        """Returns the event word that begins ``next`` of a new pass; one for all that a call of ``__iter__`` makes."""
+        """Returns the event word that begins ``next`` of a new pass; the same for all iterators that one ``__iter__`` call makes."""
         opening = self.opened_by()
         return self.ask | next(_passes) << PAYLOAD_SHIFT if opening is None else opening.ask
 
     def opened_by(self) -> Opening | None:
-        """Returns the call of ``__iter__`` for which an iterator is made now, maybe on a thread that the call has started."""
+        """Returns the running call of ``__iter__`` of this thread, else of any thread, which may have started this one; or None."""
         mine = self.opening.get(get_ident())
         return mine or next(iter(list(self.opening.values())), None)
 
     @property
     def is_read_beside(self) -> bool:
-        """Whether an iterator that this thread makes is not what the loop asks."""
+        """Whether an iterator that this thread makes is not the one that the loop reads."""
         return (self.passed_on or bool(self.opening)) and get_ident() not in self.opening
 
     def wait_on(self, ask: int) -> None:
-        """Waits for the loader until torch's iterator, which it has made, is asked, or a generator gives its first batch."""
+        """Begins a wait for data, from the creation of torch's iterator to its first ``next``, or to the generator's first batch."""
         if self.beginning.get(get_ident()) == 0:
             self.beginning[get_ident()] = ask
             self.edge(ask | START_BITS)
 
     def waited(self) -> int:
-        """Ends what ``wait_on`` has begun. Returns the word that began it, or 0."""
+        """Ends the wait that ``wait_on`` began. Returns the event word that began it, or 0."""
         ask = self.beginning.get(get_ident(), 0)
         if ask:
             self.beginning[get_ident()] = 0
@@ -173,7 +175,7 @@ class LoaderProbe:
         return ask
 
     def pass_end(self, ask: int) -> int:
-        """Returns the event word that ends a pass whose iterator is deleted. ``ask``: the word that began its ``next``."""
+        """Returns the event word that ends a pass whose iterator is deleted. ``ask``: the event word that began its ``next``."""
         return self.gone | ask >> PAYLOAD_SHIFT << PAYLOAD_SHIFT
 
     def payload(self, batch: Any) -> int:
@@ -181,7 +183,7 @@ class LoaderProbe:
         return self.got | self.size(batch) << PAYLOAD_SHIFT
 
     def stopped(self, given: int, promised: int | None) -> int:
-        """Returns the event word that ends ``next`` by StopIteration. See ``_given`` for the arguments."""
+        """Returns the event word that ends ``next`` by StopIteration, after ``given`` of ``promised`` batches (None: unknown)."""
         ending = Ending.STREAMING_END
         if promised is not None:
             ending = Ending.EPOCH_END if given >= promised else Ending.SHORT
@@ -208,7 +210,7 @@ class LoaderProbe:
         return ring_buffer.EXTENSION.hook("batch", state)
 
     def weigh_next(self) -> None:
-        """Measures the bytes of the next batch; called now and then, because it costs microseconds."""
+        """Has the bytes of the next batch measured. Called at each report, because it takes microseconds."""
         if not self.weights.hopeless:
             self.size = self._weigh
 
@@ -252,7 +254,7 @@ class LoaderProbe:
             self._tokens = None
 
 
-def _safe(entry: Loader) -> Size:
+def _sample_counter(entry: Loader) -> Size:
     samples: Any = entry.samples
     counting = _counting("samples", entry)
 
@@ -265,36 +267,31 @@ def _safe(entry: Loader) -> Size:
 
 
 def _counting(what: str, entry: Loader) -> Guard:
-    """Logs the first error of a function that counts. It is called on: a batch of another kind may come."""
+    """Returns a guard that logs the first error of a counting function, and never closes."""
     return Guard(f"{what}= of loader {entry.name!r}", limit=sys.maxsize)
 
 
 def _weak(loader: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(loader)
-    except TypeError:  # a list, say: we may not keep it alive
+    except TypeError:  # such as a list: a strong reference would keep it alive
         return lambda: None
 
 
 class Opening(FastNamedTuple):
-    """A call of a loader's ``__iter__``.
-
-    Attributes:
-        ask: event word that begins ``next`` of the pass.
-        made: torch's iterators that were made for it.
-    """
+    """A running call of ``__iter__``: the event word that begins ``next`` of its pass, and torch's iterators that it has made."""
 
     ask: int
     made: list[Any]
 
 
 def end_pass(attributes: dict[str, Any]) -> None:
-    """Ends the pass of an iterator that is disposed of, in the thread that made it. ``attributes``: those of the iterator."""
+    """Ends the pass of an iterator with these attributes that is deleted, if this thread made it."""
     write_of_pass(attributes, lambda probe, ask: probe.pass_end(ask))
 
 
 def write_of_pass(attributes: dict[str, Any], word: Callable[[LoaderProbe, int], int]) -> None:
-    """Writes what ``word`` gives for the probe and the pass of an iterator that is disposed of."""
+    """Writes the event word that ``word`` returns for the probe and the pass of an iterator that is deleted."""
     probe, ask = attributes.get(PROBE), attributes.get(ASK)
     if probe is None or ask is None or get_ident() != attributes.get(OWNER):
         return
@@ -305,10 +302,10 @@ def write_of_pass(attributes: dict[str, Any], word: Callable[[LoaderProbe, int],
 
 
 def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator
-    """Returns the batches that an iterator has returned, and how many it had announced; None if it had not.
+    """Returns the batches that an iterator has returned, and the least number that it promised; None if it promised none.
 
-    ``len()`` of an iterable-style loader is not asked for, because it has side effects: only what the program
-    asked for itself is a promise. Each worker may drop, or give, a last batch that is not full.
+    ``len()`` of an iterable-style loader has side effects, so it is not called: the number is known only if the program
+    has called it. Each worker may drop, or return, an incomplete last batch.
     """
     try:
         given, kind = _PASS(iterator)

@@ -123,7 +123,7 @@ def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a ma
 
 
 def _is_called(given: Any, *words: str) -> bool:  # Any: the user's own
-    """Returns whether the name of a class of an object ends with one of these words."""
+    """Returns whether the name of an object's class, or of a base class, ends with one of these words."""
     return any(kind.__name__.endswith(words) for kind in type(given).__mro__)
 
 
@@ -133,7 +133,7 @@ def _is_module(model: Any) -> bool:  # Any: the user's own
 
 
 def class_name(model: Any) -> str:  # Any: the user's own
-    """Returns the class name of a model, below wrappers of the compiler."""
+    """Returns the class name of a model, inside wrappers of compilers."""
     inner = getattr(model, "_orig_mod", model)  # what torch.compile was given
     name: str = getattr(inner, "original_name", type(inner).__name__)  # what torch.jit.script was given
     return name
@@ -149,14 +149,14 @@ def free_name(name: str, taken: Mapping[str, Any]) -> str:
 
 
 FRAMEWORKS = frozenset({"lightning", "pytorch_lightning"})
-"""Packages whose own variables do not name the loaders that they iterate."""
+"""Packages whose variables are not searched for names of loaders."""
 
 
 def role_of(owner: Any, held: Sequence[Any], *, alone: bool = False) -> str:  # Any: ``self`` of some frame
-    """Returns what a framework object uses a loader for, as a name; "" if it is no framework object or unknown.
+    """Returns the name for what a framework object uses a loader for; "" if it is no framework object or the use is unknown.
 
-    ``held``: the loader, and its wrappers. ``alone``: no code of the program is between ``owner`` and the call, so the loader
-    belongs to the running stage.
+    ``held``: the loader, and objects that wrap it. ``alone``: no frame of the program is between ``owner``'s and the call, so
+    the loader is that of the running stage.
     """
     for kind in type(owner).__mro__:
         find = _NAMED_BY.get((kind.__module__.partition(".")[0], kind.__name__))
@@ -195,7 +195,7 @@ def _named_by_learner(learner: Any) -> Iterator[tuple[str, Any]]:
     for number, each in enumerate(getattr(getattr(learner, "dls", None), "loaders", ())):
         name = "train" if number == 0 else "valid" if number == 1 else f"valid_{number}"
         yield name, each
-        yield name, getattr(each, "fake_l", each)  # stands for it in torch
+        yield name, getattr(each, "fake_l", each)  # the object that torch iterates in its place
 
 
 def _leaves(loaders: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -216,20 +216,20 @@ _NAMED_BY: dict[tuple[str, str], Callable[[Any], Iterator[tuple[str, Any]]]] = {
     ("pytorch_lightning", "Trainer"): _named_by_trainer,
     ("fastai", "Learner"): _named_by_learner,
 }
-"""Loaders with their names, by package and class of what holds them."""
+"""By package and class of a framework object: a function that yields names and loaders of the object."""
 
 
 MOST_FRAMES = 40
-"""Frames inspected, from the one that requests an iterator outwards."""
+"""Most frames inspected, from the one that creates an iterator outwards."""
 
 _MOST_NAMES = 512
-"""Names inspected per frame: the newest, defined after those of ``from library import *``."""
+"""Most names inspected per frame: the last ones, defined after those of ``from library import *``."""
 
 _MOST_KEYS = 32
-"""A mapping or list with more entries is not treated as a collection of loaders."""
+"""Most entries of a mapping or list that is treated as a collection of loaders."""
 
-_HELD_BY_FRAME_AND_US = 3
-"""References to the dict of ``f_locals``: of the frame, of a variable, and of the call that counts them."""
+_UNSHARED_REFERENCES = 3
+"""References to the dict of ``f_locals`` if the program has none: of the frame, a variable, and the call that counts them."""
 
 _OWN = ("torch", "otel_train")
 _GENERIC = frozenset(
@@ -239,14 +239,14 @@ _GENERIC = frozenset(
         "pipeline", "bar", "pbar", "progress", "progress_bar", "prog_bar",
     }
 )  # fmt: skip
-"""Names that any loader may have: a name used further out is preferred."""
+"""Names that any loader may have: another name in an outer frame is preferred."""
 
 _PLUMBING = frozenset({"base_dataloader", "fake_l", "_args"})
-"""Names that accelerate, fastai and threading give inner loaders: the class of the dataset is preferred."""
+"""Names that accelerate, fastai and threading give inner loaders. Never used: the class of the dataset is preferred."""
 
 
 class CallSite(FastNamedTuple):
-    """The place in the program that iterates a loader, and its name there; "" if it has none."""
+    """The place in the program that iterates a loader, and the loader's name there; "" if it has none."""
 
     name: str
     key: Hashable
@@ -350,7 +350,7 @@ def variables_of(frame: FrameType) -> Mapping[str, Any]:
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return held
     variables = dict(held)
-    if type(held) is dict and sys.getrefcount(held) <= _HELD_BY_FRAME_AND_US:
+    if type(held) is dict and sys.getrefcount(held) <= _UNSHARED_REFERENCES:
         held.clear()
     return variables
 
@@ -359,7 +359,7 @@ _INSTALLED = (str(Path(os.__file__).parent), "site-packages", "dist-packages")
 
 
 def is_installed(path: str) -> bool:
-    """Returns whether a file of source is of the standard library or an installed package: not the program's own."""
+    """Returns whether a source file belongs to the standard library or an installed package, not to the program."""
     return any(place in path for place in _INSTALLED)
 
 
@@ -382,7 +382,7 @@ def _position(frame: FrameType) -> tuple[Hashable, ...]:
 
 
 def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
-    """Returns whether a loader is in a collection among these, as in the ``args`` of a decorator."""
+    """Returns whether one of these variables is a collection that contains the loader, such as ``args`` in a decorator."""
     for value in list(variables.values())[:_MOST_NAMES]:
         entries = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
         if len(entries) <= _MOST_KEYS and any(_is_any(each, held) for each in entries):
@@ -391,13 +391,13 @@ def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
 
 
 def _passing_on(variables: Mapping[str, Any], held: Sequence[Any]) -> list[Any]:
-    """Returns the object whose method runs in this frame, if it can be iterated and has ours: it wraps it."""
-    mine = variables.get("self")
-    attributes = getattr(mine, "__dict__", {})
-    if not hasattr(type(mine), "__iter__") or _is_any(mine, held):
+    """Returns the object whose method runs in this frame, if it is iterable and holds the loader, so that it wraps it."""
+    owner = variables.get("self")
+    attributes = getattr(owner, "__dict__", {})
+    if not hasattr(type(owner), "__iter__") or _is_any(owner, held):
         return []
-    has_it = any(_is_any(value, held) for value in attributes.values()) or _carries(attributes, held)
-    return [mine] if has_it else []
+    wraps = any(_is_any(value, held) for value in attributes.values()) or _carries(attributes, held)
+    return [owner] if wraps else []
 
 
 def _is_any(value: Any, held: Sequence[Any]) -> bool:
@@ -405,7 +405,7 @@ def _is_any(value: Any, held: Sequence[Any]) -> bool:
 
 
 def _names_in(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> Iterator[_Binding]:
-    """Names of the loader in a frame: locals, then attributes of ``self``, then globals."""
+    """Yields the names of the loader in a frame: locals, then attributes of ``self``, then globals."""
     module = ("module", str(frame.f_globals.get("__name__", "")))
     if variables is not frame.f_globals:
         parameters = _parameters(frame)
@@ -420,7 +420,7 @@ def _names_in(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any
 
 
 def _holding(names: Mapping[str, Any], loaders: Sequence[Any]) -> Iterator[tuple[str, tuple[Hashable, ...]]]:
-    """Names that hold a loader, each with a key that identifies it."""
+    """Yields the names that hold the loader, each with a key that identifies the variable or the entry."""
     held = [
         (name, value)
         for name, value in list(names.items())[-_MOST_NAMES:]

@@ -2,8 +2,8 @@
 
 A spawned worker imports this module, so it imports nothing heavy: no numpy, no torch, no OpenTelemetry.
 
-Every worker has one row of shared memory that it alone writes: the number of batches built, then a ring of the latest.
-One word holds both build time and sequence number of a batch, so a reader in another process never sees half of it.
+Every worker has one row of shared memory, which no other process writes: the number of batches built, then a ring of the latest.
+One word holds both build time and sequence number of a batch, so a reader in another process never sees one without the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SLOTS = 2048
-"""Batches of a worker that can wait for the reader: 1,000 per second, read every two seconds."""
+"""Batches of a worker that can wait for the reader: enough for 1,000 per second, read every two seconds."""
 
 ROW_WORDS = 1 + SLOTS
 WORD_BYTES = 8
@@ -81,7 +81,7 @@ def _attach(workers: int, file: Any) -> SharedRows | None:  # Any: multiprocessi
     try:
         rows = SharedRows(workers, file.detach())
         rows.seal()
-    except OSError:  # the worker works without a clock
+    except OSError:  # the worker runs without a timer
         return None
     return rows
 
@@ -141,5 +141,5 @@ def time_fetches(
     for name in _FETCHER_CLASSES:
         cls: Any = getattr(fetchers, name, None)
         fetch = getattr(cls, "fetch", None)
-        if fetch is not None and not hasattr(fetch, _MARK):  # a DataPipe's clock lies in another one
+        if fetch is not None and not hasattr(fetch, _MARK):  # with a DataPipe, two nested timers start
             cls.fetch = timed(fetch)
