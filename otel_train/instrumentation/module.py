@@ -1,9 +1,9 @@
 """Instruments the forward of root modules and their parts, through the slot that ``Module.compile`` uses.
 
 ``Module.__call__`` calls ``self._compiled_call_impl`` when it is set. A wrapper there sees the outermost
-call, is dropped by ``__getstate__`` (so pickles and deep copies are clean and are not timed as the
-model), and adds no graph break, because under ``torch.compile`` it steps aside. A copy that has it with a copy of
-``__dict__`` loses it in its first call, and records nothing.
+call, is dropped by ``__getstate__`` (so pickles and deep copies do not contain it and are not timed as the
+model), and adds no graph break, because it writes nothing while ``torch.compile`` traces. A copy of the module that got the
+wrapper with a copy of ``__dict__`` loses it in its first call, and records nothing.
 
 A part of a root is recorded where the program calls it while no instrumented forward is open in its thread, under the name
 of the root; ``parts_of`` says which modules are parts.
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 
 SLOT = "_compiled_call_impl"
 _REPLICATE = "_replicate_for_data_parallel"
-_MOST_MODULES = 1000  # that are looked at for a parameter
+_MOST_MODULES = 1000  # that are searched for a first parameter
 
 MOST_LOOKED_INTO = 10_000
-"""Objects that are looked into for modules compiled before: some 10 ms. What lies further away is not found."""
+"""Most objects, nearest first, whose references are searched for modules compiled before the session (about 10 ms)."""
 
 LONGEST_LOOKED_INTO = 1_000
-"""A longer container holds data rather than models."""
+"""Longest container that is searched: a longer one holds data rather than models."""
 
 MOST_WAITING = 10 * MOST_LOOKED_INTO
-"""Objects that wait to be looked into."""
+"""Length from which the queue of this search takes no more objects."""
 
 _CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 
 
 def no_open_forward() -> Any:  # Any: a list of one number; memory of one word where hooks in C read it
-    """Returns the thread in which an instrumented forward is open, or 0."""
+    """Returns the cell for the identity of the thread in which an instrumented forward is open; 0 for none."""
     return [0] if ring_buffer.EXTENSION is None else bytearray(8)
 
 
 class ModuleProbe:
-    """Times the forwards of one root module, held weakly, and of its parts until ``remove``.
+    """Times the forwards of one root module, held weakly, and of its parts, until ``remove``.
 
     Args:
         open_in: see ``no_open_forward``; all probes of a session share it.
@@ -68,8 +68,8 @@ class ModuleProbe:
         self.edge = recorder.edge
         self.open_in = no_open_forward() if open_in is None else open_in
         self._parts: list[_Slot] = []
-        part = _holder(model)
-        if part is not None:  # of another root, until this module was given by itself
+        part = _slot_of(model)
+        if part is not None:  # it was recorded as a part of another root
             part.remove()
         wrap, self._wrap_part = _wrappers()
         self._slot = _Slot(model, self, wrap)
@@ -80,14 +80,14 @@ class ModuleProbe:
         self._slot.attach()
 
     def attach_parts(self) -> None:
-        """Does the same for the parts that the model has now; a head that has been replaced is none any more."""
+        """Takes the slots of the model's present parts; gives back those of former parts, such as a replaced head."""
         model = self.model()
         if model is None:
-            self.remove()  # another model may have its parts
+            self.remove()  # its parts may be those of another model now
             return
-        mine = {id(part): slot for slot in self._parts if (part := slot.model()) is not None}
+        known = {id(part): slot for slot in self._parts if (part := slot.model()) is not None}
         slots = [
-            mine.get(id(part)) or _Slot(part, self, functools.partial(self._wrap_part, part=number))
+            known.get(id(part)) or _Slot(part, self, functools.partial(self._wrap_part, part=number))
             for part, number in parts_of(model, taken=self._is_taken)
         ]
         kept = set(map(id, slots))
@@ -99,36 +99,35 @@ class ModuleProbe:
         self._parts = slots
 
     def remove(self) -> None:
-        """Gives the slots back. A wrapper that other code put over ours stays: ours passes calls through."""
+        """Gives the slots back. If other code has wrapped a wrapper, both stay, and the inner one forwards calls."""
         for slot in (self._slot, *self._parts):
             slot.remove()
         self._parts = []
 
     def _is_taken(self, module: torch.nn.Module) -> bool:
-        slot = _holder(module)
+        slot = _slot_of(module)
         return slot is not None and slot not in self._parts
 
 
 class _Slot:
-    """The slot of one module, held weakly, taken on creation until ``remove``.
+    """The slot of one module, held weakly; it contains a wrapper from creation until ``remove``.
 
     Args:
-        wrap: makes the function that goes into it, and the hook in C that it calls, of what ``Module.__call__`` goes on to
-            where the slot is empty, of what was there, and of ``probe``.
+        wrap: returns the wrapper, and the hook in C that it calls, if any. Arguments: the function that ``Module.__call__``
+            calls if the slot is empty, what the slot contained, and ``probe``.
     """
 
     def __init__(self, model: torch.nn.Module, probe: ModuleProbe, wrap: Callable[..., Any]) -> None:
         self.model = weakref.ref(model, self._release)
         self.wrapper: MethodType | None = None
-        self._hook: Any = None
-        """The hook in C, if there is one."""
+        self._hook: Any = None  # in C, if there is one
         self._probe = probe
         self._wrap = wrap
         self._replaced: Any = None
         self.attach()
 
     def attach(self) -> None:
-        """Takes it, unless it is taken."""
+        """Puts a wrapper into the slot, unless the slot contains it."""
         model = self.model()
         if model is None:
             return
@@ -146,7 +145,7 @@ class _Slot:
         model.__dict__[SLOT] = self.wrapper  # past __setattr__, which scripted modules override
 
     def remove(self) -> None:
-        """Gives it back, unless other code has put something over ours."""
+        """Restores what the slot contained, unless other code has wrapped the wrapper."""
         model, wrapper = self.model(), self.wrapper
         self._release()
         if model is None or wrapper is None or model.__dict__.get(SLOT) is not wrapper:
@@ -157,15 +156,17 @@ class _Slot:
             model.__dict__[SLOT] = self._replaced
 
     def _release(self, _: object = None) -> None:
-        self.wrapper = None  # where it still is, it is in copies, or passes calls through
+        self.wrapper = None  # copies of the module may still have it, or other code may have wrapped it
         if self._hook is not None:
             self._hook.wrapper = None
 
 
 class _Bound(weakref.ref["torch.nn.Module"]):
-    """The object whose method a wrapper is. C reads the weak reference that it is; a compiler can only trace ``model``.
+    """The object to which a wrapper is bound as a method: a weak reference to the module.
 
-    It moves with the module where ``__dict__`` is copied or pickled. A deep copy is of the copied module; out of a pickle comes a slot that is not set. A shallow copy is the same object: see ``_instead``.
+    C reads the reference itself; a compiler can trace only ``model``. It is copied and pickled with the module's ``__dict__``:
+    a deep copy is bound to the copied module, a pickle contains None for the slot, and a shallow copy of ``__dict__`` has the
+    same object, see ``_instead``.
     """
 
     __slots__ = ("model", "slot")
@@ -175,7 +176,7 @@ class _Bound(weakref.ref["torch.nn.Module"]):
 
     @classmethod
     def to(cls, model: torch.nn.Module, slot: _Slot) -> _Bound:
-        """Returns what binds the wrapper in ``slot`` to ``model``."""
+        """Returns the object that binds the wrapper in ``slot`` to ``model``."""
         bound = cls(model)
         bound.model, bound.slot = weakref.ref(model), slot
         return bound
@@ -188,11 +189,11 @@ class _Bound(weakref.ref["torch.nn.Module"]):
         return SimpleNamespace, (), {"call": None}  # a method is pickled as the attribute of this name
 
     def is_copied_to(self, module: object) -> bool:
-        """Returns whether it came to ``module`` with a copy of a ``__dict__``."""
+        """Returns whether ``module`` got the wrapper with a copy of another module's ``__dict__``."""
         return not self.recorded or self.model() is not module
 
 
-class _BoundToCopy(_Bound):
+class _BoundToCopy(_Bound):  # in a deep copy of a module
     __slots__ = ()
     recorded = False
 
@@ -201,12 +202,13 @@ _NO_SLOT: Any = SimpleNamespace(wrapper=None)
 
 
 def _instead(bound: _Bound, compiled: Callable[..., Any] | None) -> Callable[[Any, Any], Any] | None:
-    """Returns what calls the copy that has got a wrapper with its ``__dict__``; None if the wrapper is that of what is called.
+    """Returns a function that calls the copy of a module that has the wrapper; None if the called module is no copy.
 
-    Without its module a wrapper would run the original's weights: those of clones in meta-learning. What calls it says which
-    module it is; to ask takes a microsecond, so it is asked where more than ``_references`` refer to the wrapper.
+    In a shallow copy, such as a clone in meta-learning, the wrapper would run the original's weights. The frame of
+    ``Module.__call__`` has the called module. That look-up takes a microsecond, so it is made only if there are more than
+    ``_references`` references to the wrapper.
     """
-    frame = next(itertools.islice(frames(), 3, None), None)  # after those of this function and of the wrapper
+    frame = next(itertools.islice(frames(), 3, None), None)  # past ``frames``, this function and the wrapper
     if frame is None or frame.f_code is not _call_of_torch().__code__:
         return None
     module = frame.f_locals.get("self")
@@ -216,7 +218,7 @@ def _instead(bound: _Bound, compiled: Callable[..., Any] | None) -> Callable[[An
 def _call_copy(
     module: Any, compiled: Callable[..., Any] | None, args: Any, kwargs: Any
 ) -> Any:  # Any: as above
-    """Calls a copy as if nothing of otel_train's had been copied, and takes it away."""
+    """Calls a copy after its wrapper has been removed."""
     if compiled is None:
         module.__dict__.pop(SLOT, None)
     else:
@@ -225,7 +227,7 @@ def _call_copy(
 
 
 def _call_of_torch() -> Any:  # Any: a function of torch
-    """Returns what ``Module.__call__`` is, past what a program has put over it."""
+    """Returns the function that ``Module.__call__`` is in torch, also if a program has replaced ``Module.__call__``."""
     import torch
 
     return vars(torch.nn.Module)["_wrapped_call_impl"]
@@ -233,9 +235,9 @@ def _call_of_torch() -> Any:  # Any: a function of torch
 
 @functools.cache
 def _references(*, in_c: bool) -> int:
-    """Returns how many references there are to a wrapper in a call of its module: of ``__dict__``, of its slot, of the call.
+    """Returns the number of references to a wrapper during a call of the only module that has it: ``__dict__``, ``_Slot``, the call.
 
-    Counted as its hook does, ``in_c`` or in Python.
+    It is measured with a module without parameters, and counted as the hook does, ``in_c`` or in Python.
     """
     import torch
 
@@ -253,8 +255,8 @@ def _references(*, in_c: bool) -> int:
     return counts[0]
 
 
-def _holder(module: torch.nn.Module) -> _Slot | None:
-    """Returns the slot whose wrapper ``module`` has; None if it has none of otel_train's."""
+def _slot_of(module: torch.nn.Module) -> _Slot | None:
+    """Returns the slot object of ``module``; None if its slot contains no wrapper, or that of a module it was copied from."""
     present = module.__dict__.get(SLOT)
     return present.__self__.slot if _is_ours(present) and not present.__self__.is_copied_to(module) else None
 
@@ -264,7 +266,7 @@ def _is_ours(present: Any) -> bool:  # Any: what a slot holds
 
 
 def barrier_of(probes: Iterable[ModuleProbe]) -> str:
-    """Returns the stage in which the models wait for other ranks, from their classes; "" if unknown."""
+    """Returns the stage in which the models wait for other ranks, by the names of their classes; "" if unknown."""
     names = {kind.__name__ for probe in probes for kind in _kinds(probe.model())}
     if any(name.startswith("FSDP") or name == "FullyShardedDataParallel" for name in names):
         return "forward"
@@ -278,7 +280,7 @@ def _kinds(model: Any) -> tuple[type, ...]:  # Any: a module, a compiled one, or
 
 
 class ModulePatch:
-    """Patches three rarely used methods that would lose a probe or copy it to another module.
+    """Patches three rarely called functions that would overwrite a wrapper or copy it to another module.
 
     ``Module.compile`` overwrites the slot; ``torch.compile`` makes a new module around an instrumented one;
     ``DataParallel`` copies ``__dict__`` into its replicas, which would run the original's weights.
@@ -286,8 +288,8 @@ class ModulePatch:
 
     Args:
         reattach: called after something has been compiled.
-        compiled: called with every (module, what the loop calls now): what ``torch.compile`` made of it, or itself
-            where it has compiled itself.
+        compiled: called with each compiled module, and the module that the loop calls now: the result of ``torch.compile``, or
+            the module itself after ``Module.compile``.
     """
 
     def __init__(
@@ -334,12 +336,11 @@ class ModulePatch:
 
 
 def compiled_before() -> list[torch.nn.Module]:
-    """Returns the modules that were compiled before the session began, within reach of the calling program.
+    """Returns the modules that were compiled before the session, by ``torch.compile`` or ``Module.compile``.
 
-    That is what ``torch.compile`` has made, and modules that have compiled themselves. Looked for where the program
-    holds it: in variables of the calling functions and of their modules, in what closures and objects there hold, and
-    so on, nearest first, until ``MOST_LOOKED_INTO`` objects have been looked into. Nothing, unless something was
-    compiled: an optimizer alone loads the compiler.
+    They are searched from the calling program: in the variables of the calling functions and their modules, in the
+    closures and objects found there, and so on, nearest first, in at most ``MOST_LOOKED_INTO`` objects. Not searched if
+    nothing was compiled: an optimizer alone loads the compiler.
     """
     if not _may_have_compiled():
         return []
@@ -348,9 +349,9 @@ def compiled_before() -> list[torch.nn.Module]:
 
 
 def _may_have_compiled() -> bool:
-    """Returns whether ``torch.compile`` or ``Module.compile`` was called, or that is not known.
+    """Returns whether ``torch.compile`` or ``Module.compile`` was called; also True if that is not known.
 
-    Both call ``get_compiler_fn``, which imports a module that nothing else imports (looked at in torch 2.15). Where its code
+    Both call ``get_compiler_fn``, which imports a module that nothing else imports (checked in torch 2.15). If its code
     does not name that module, torch has changed, and it is not known.
     """
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
@@ -365,38 +366,39 @@ _IMPORTED_TO_COMPILE = "repro.after_dynamo"
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Returns whether ``torch.compile`` has made it, or it has compiled itself."""
+    """Returns whether a module is a result of ``torch.compile``, or ``Module.compile`` was called on it."""
     kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
     present = model.__dict__.get(SLOT)
     return type(model) is kind or (present is not None and not _is_ours(present))
 
 
 def _within_reach() -> Iterator[Any]:
-    """Objects that the frames around this call hold, nearest first, each once. Runs no code of theirs."""
+    """Yields the objects that can be reached from the calling frames, nearest first, each once. Runs none of their code."""
     todo: deque[Any] = deque()
     for frame in frames():
         if not is_ours(frame):
             todo += [*variables_of(frame).values(), *frame.f_globals.values()]
-    held: dict[int, Any] = {}  # an identity is one only as long as its object lives
-    looked = 0
-    while todo and looked < MOST_LOOKED_INTO:
+    held: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
+    searched = 0
+    while todo and searched < MOST_LOOKED_INTO:
         thing = todo.popleft()
-        if not gc.is_tracked(thing) or id(thing) in held:  # what is not tracked holds nothing
+        if not gc.is_tracked(thing) or id(thing) in held:  # an untracked object refers to no module
             continue
         held[id(thing)] = thing
         yield thing
         inner = _held_by(thing)
-        looked += bool(inner)
+        searched += bool(inner)
         if len(todo) < MOST_WAITING:
             todo += inner
 
 
 def _held_by(thing: Any) -> Sequence[Any]:
+    """Returns the objects to which ``thing`` refers, as far as they may lead to models of the program."""
     kind = type(thing)
     if issubclass(kind, ModuleType):
         path = thing.__dict__.get("__file__")
         return list(thing.__dict__.values()) if path and not is_installed(path) else ()
-    if issubclass(kind, FunctionType):  # whose globals are another module's
+    if issubclass(kind, FunctionType):  # not its globals, which are those of a whole module
         return thing.__closure__ or ()
     if issubclass(kind, (type, CodeType, FrameType, _Bound)):
         return ()
@@ -407,9 +409,9 @@ def _held_by(thing: Any) -> Sequence[Any]:
 
 
 def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
-    """Returns whether calling ``outer`` calls ``model``: it contains it and has no other parameters.
+    """Returns whether ``outer`` is ``model`` or a wrapper of it, such as ``DistributedDataParallel``.
 
-    So do ``DistributedDataParallel`` and its kin; a larger model of which ``model`` is a part does not.
+    A wrapper contains ``model`` and has no other parameters; a larger model of which ``model`` is a part has others.
     """
     if outer is model:
         return True
@@ -426,7 +428,7 @@ def _timed(
     task_of_backward: Callable[[], int] | None = None,
     part: int = 0,
 ) -> tuple[Callable[..., Any], None]:
-    """Returns the wrapper in Python, and no hook in C. For a part, ``task_of_backward`` is given."""
+    """Returns a wrapper in Python, and None for the hook in C. ``task_of_backward`` is given for a part of a model only."""
     import torch
 
     edge, open_in = probe.edge, probe.open_in
@@ -442,7 +444,7 @@ def _timed(
         if count_of(bound.slot.wrapper) > references and (instead := _instead(bound, compiled)) is not None:
             return instead(args, kwargs)
         here, outer = get_ident(), open_in[0]
-        # What is recomputed in a backward stays in it.
+        # Not recorded: a part inside an open forward, and one that a backward recomputes (activation checkpointing).
         if task_of_backward is not None and (outer == here or task_of_backward() != -1):
             return go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
         edge((training if model.training else evaluating)[is_grad_enabled()])
@@ -453,7 +455,7 @@ def _timed(
             edge(fail)
             raise
         finally:
-            if outer != here:  # never back to another thread, whose forward may be over by now
+            if outer != here:  # 0, never back to another thread, whose forward may have ended by now
                 open_in[0] = 0
         edge(end)
         return result
@@ -469,7 +471,7 @@ def _timed_in_c(
     task_of_backward: Callable[[], int] | None = None,
     part: int = 0,
 ) -> tuple[Callable[..., Any], Any]:
-    """Returns the wrapper, of which what a compiler traces is Python, and the hook in C that it calls. For a part, ``task_of_backward`` is given."""
+    """Returns a wrapper, and the hook in C that it calls unless a compiler traces it. ``task_of_backward``: see ``_timed``."""
     import torch
 
     is_compiling, compiler = _compiler()
@@ -498,7 +500,7 @@ def _timed_in_c(
 
 
 def _codes(source: int, part: int) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
-    """Returns the codes of an end, a failure, and of begins in evaluation and in training mode, each without and with gradients."""
+    """Returns the codes of end, failure, and begins in evaluation and in training mode, each without and with gradients."""
     plain, grad, training, both = (
         code(Op.BEGIN, source, flags, part)
         for flags in (0, Flag.GRAD, Flag.TRAINING, Flag.TRAINING | Flag.GRAD)
@@ -507,9 +509,9 @@ def _codes(source: int, part: int) -> tuple[int, int, tuple[int, int], tuple[int
 
 
 def _compiler() -> tuple[Callable[[], bool], Any]:
-    """Returns the object whose ``_is_compiling_flag``, or function that, is true while a compiler traces or exports.
+    """Returns a function, and an object with ``_is_compiling_flag``: one of both is true while a compiler traces or exports.
 
-    ``torch.compiler.is_compiling`` asks for both, and for more: it takes 0.1 µs longer.
+    ``torch.compiler.is_compiling`` checks both and more, which takes 0.1 µs longer.
     """
     import torch
 
@@ -520,7 +522,7 @@ def _compiler() -> tuple[Callable[[], bool], Any]:
 
 
 def _wrappers() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the functions that make the wrapper of a root and of a part."""
+    """Returns the functions that make the wrapper of a root and that of a part."""
     import torch
 
     wrap = _timed if ring_buffer.EXTENSION is None else _timed_in_c
@@ -539,9 +541,9 @@ def codes_of_wrappers() -> list[CodeType]:
 
 
 def kind_of_device(model: Any) -> str:
-    """Returns the kind of the device that the first parameter is on, as torch calls it; "" where there is none.
+    """Returns torch's type of the device that has the first parameter of a model; "" if there is none.
 
-    Read past properties and methods: no code of the program's is run for it.
+    Reads ``__dict__`` only, so no property or method of the program is called.
     """
     waiting = [model]
     for _ in range(_MOST_MODULES):

@@ -12,7 +12,7 @@ MOST_PARTS = 12
 """Parts per model. A call of one inside an open forward takes about 0.25 microseconds longer."""
 
 _NO_FORWARD = ("Loss", "Criterion", "Metric")
-"""Ends of class names of modules that are no forward though they may have parameters."""
+"""Ends of class names of modules whose call is not a forward of the model, though they may have parameters."""
 
 
 def parts_of(
@@ -20,17 +20,17 @@ def parts_of(
 ) -> list[tuple[torch.nn.Module, int]]:
     """Returns the modules below ``model`` that a program may call directly: encoder, head, the model inside a wrapper.
 
-    Each has a number, by which the agent tells that one does not train another: what a part holds has the number of that
-    part, and the model inside a wrapper 0, as the wrapper.
+    Each part has a number, by which the agent tells that one does not train another: parts inside a part have its number,
+    and the model inside a wrapper has 0, like the wrapper.
 
-    They are its children and grandchildren that have parameters and are no loss or metric. A wrapper (no parameters of
-    its own, one child) counts for no level, nor does a container without a forward (``ModuleList``), whose members
-    stand in its place. What a ``Sequential`` or a list holds is not looked into. All children of a module are parts, or
-    none is: where some were not recorded, the time of a method that calls them all would be wrong.
+    Parts are the children and grandchildren that have parameters and are no loss or metric. Not counted as a level: a wrapper
+    (no parameters of its own, one child), and a container without a forward (``ModuleList``), in whose place its members
+    are parts. The children of a child that is a ``Sequential``, and of members, are no parts. All children of a module are
+    parts, or none is: if some were not recorded, the time of a method that calls them all would be wrong.
 
     Args:
         model: the instrumented model.
-        taken: whether a module is recorded as another one's; it and what it holds are left out.
+        taken: whether a module is recorded as a part of another model; it and its submodules are left out.
     """
     import torch
 
@@ -51,7 +51,7 @@ class _Found:
         self._taken = taken
 
     def unwrap(self, model: torch.nn.Module, number: int) -> torch.nn.Module:
-        """Adds what ``model`` wraps, and what that wraps, with a number; returns the innermost."""
+        """Adds the module that ``model`` wraps, the one that this wraps, and so on, with a number; returns the innermost."""
         while True:
             inside = self._new(_children(model))
             parameters = model.__dict__.get("_parameters", {}).values()
@@ -107,7 +107,7 @@ def _members(container: Any) -> Iterator[Any]:  # Any: as above
 
 
 def _is_recorded(model: torch.nn.Module) -> bool:
-    """Returns whether it has parameters, and neither its class nor a base class is named as a loss or metric."""
+    """Returns whether a module has parameters, and neither its class nor a base class is named as a loss or metric."""
     if any(kind.__name__.endswith(_NO_FORWARD) for kind in type(model).__mro__):
         return False
     import torch
@@ -116,7 +116,7 @@ def _is_recorded(model: torch.nn.Module) -> bool:
 
 
 def _is_called(model: torch.nn.Module) -> bool:
-    """Returns whether its class has a forward."""
+    """Returns whether the class of a module has a forward."""
     import torch
 
     return getattr(type(model), "forward", None) is not torch.nn.Module.forward

@@ -88,14 +88,14 @@ class ProbeRegistry:
         self._module_patch = ModulePatch(self._compiled, self.follow)
 
     def add_loader(self, entry: Loader) -> None:
-        """Records a loader; ``iterables`` has what to iterate."""
+        """Records a loader; the object to iterate is in ``iterables``."""
         made = self._watch(entry)
         held = isinstance(made, InstrumentedIterable)
         self._iterables[entry.name] = (lambda: made) if held else weakref.ref(made)
 
     @property
     def iterables(self) -> dict[str, Any]:
-        """What to iterate, by name: a living DataLoader itself, anything else wrapped."""
+        """Objects to iterate, by name: a living DataLoader itself, anything else wrapped."""
         found = {name: get() for name, get in self._iterables.items()}
         return {name: iterable for name, iterable in found.items() if iterable is not None}
 
@@ -117,9 +117,9 @@ class ProbeRegistry:
         return entry.loader
 
     def _iter_of(self, kind: Any) -> Callable[[Any], Iterator[Any]]:  # Any: a class
-        """Times given loaders of a class also where the loop iterates them themselves; returns what makes an iterator untimed.
+        """Times given loaders of a class also if the loop iterates them directly; returns the function that makes untimed iterators.
 
-        A class whose ``__iter__`` is of C is left alone.
+        A class whose ``__iter__`` is not a Python function is left alone.
         """
         original = getattr(kind, "__iter__", None)
         if kind in self._timed_kinds or not isinstance(original, FunctionType):
@@ -127,7 +127,7 @@ class ProbeRegistry:
 
         @functools.wraps(original)
         def __iter__(loader: Any) -> Iterator[Any]:  # noqa: N807  # in its place
-            inherited = type(loader).__iter__ is not __iter__  # ``super`` calls it
+            inherited = type(loader).__iter__ is not __iter__  # called through ``super()`` in a subclass
             probe = None if inherited else self._known(loader)
             return original(loader) if probe is None else iter(InstrumentedIterable(loader, probe, original))
 
@@ -170,7 +170,7 @@ class ProbeRegistry:
     def attach_again(self) -> None:
         """Reinstalls hooks that ``Module.compile()`` has overwritten, and instruments new submodules."""
         with self._lock:
-            for probe in self.models:  # those that have a name of their own come before the parts
+            for probe in self.models:  # before the parts: a model in another one keeps its own name
                 probe.attach()
             for probe in self.models:
                 probe.attach_parts()
@@ -186,9 +186,9 @@ class ProbeRegistry:
             self._passes()
 
     def follow(self, model: Any, compiled: Any) -> None:  # Any: torch modules
-        """Records ``compiled`` under the name of the recorded ``model``, which the loop may call instead.
+        """Records ``compiled``, which the loop may call instead of the recorded ``model``, under the same name.
 
-        ``model`` may be a wrapper around a recorded one: compiled, it no longer calls the wrapped one.
+        ``model`` may be a wrapper of a recorded one: compiled, it no longer calls the wrapped module.
         """
         if self._is_recorded(compiled):
             return
@@ -200,7 +200,7 @@ class ProbeRegistry:
                 return
 
     def find_models(self, finder: RootFinder | None) -> None:
-        """Records every model that ``finder`` finds; None: with a new finder, unless there is one, or models were given."""
+        """Records every model that ``finder`` finds; None: a new finder, unless there is one or models were given."""
         from otel_train.instrumentation.root_modules import FoundModels, RootFinder
 
         if finder is not None or (self._roots is None and not self.models):
@@ -243,7 +243,7 @@ class ProbeRegistry:
         return probe
 
     def _forget_dead(self) -> None:
-        """Drops what is known of loaders that are gone, each time that there are twice as many as were left."""
+        """Drops the entries of deleted loaders, each time that the number of entries has doubled."""
         if len(self._by_loader) < self._most_known:
             return
         self._by_loader = {
@@ -254,15 +254,15 @@ class ProbeRegistry:
         self._most_known = 2 * len(self._by_loader) + MOST_FOUND
 
     def _stand_in(self, made: Any) -> None:  # Any: a DataLoader
-        """Lets a DataLoader that a framework makes from a given one, as accelerate's ``prepare`` does, iterate in its place."""
+        """Treats a DataLoader that a framework makes from a given one, as accelerate's ``prepare`` does, as the given one."""
         if self._naming.closed:
             return
         with self._naming, self._lock:
             for probe in self.loaders.values():
-                if not probe.given or probe.began_ns:  # first: there may be thousands
+                if not probe.given or probe.began_ns:  # the cheap test first: there may be thousands
                     continue
                 inner = probe.inner()
-                given = probe.loader() if inner is None else inner  # the truth of a loader is its length
+                given = probe.loader() if inner is None else inner  # not ``or``, which calls ``__len__``
                 if given is None or not _is_data_loader(given):
                     continue
                 if given.dataset is made.dataset and is_passed(given):
@@ -272,16 +272,16 @@ class ProbeRegistry:
     def _probe_for(self, loader: Any) -> LoaderProbe | None:  # Any: a DataLoader
         probe = self._known(loader)
         if probe is None and self.patch is not None and not self.patch.made.at_ns(loader):
-            self._stand_in(loader)  # its class does not call the ``__init__`` of DataLoader, as torchdata's
+            self._stand_in(loader)  # its class does not call ``DataLoader.__init__``, like that of torchdata
             probe = self._known(loader)
-        if probe is not None and probe.inner() is not loader:  # it is not replaced after all
+        if probe is not None and probe.inner() is not loader:  # the given loader itself is iterated
             probe.inner = lambda: None
         if self._roots is not None:
             self._roots.loader_starts(new=probe is None)
         self._pass_starts()
         if probe is not None and self.loaders.get(probe.name) is probe:
             return probe
-        with self._lock:  # two threads may begin at once, and call their loaders the same
+        with self._lock:  # two threads may begin at once, and use the same name for their loaders
             probe = self._known(loader)
             if probe is None:
                 return self._add_at_place(self._place(loader), loader)
@@ -289,7 +289,7 @@ class ProbeRegistry:
             return probe
 
     def _place(self, loader: Any) -> CallSite:  # Any: a DataLoader
-        """Returns where a loader without a given name is iterated, and its name there, else the class of its dataset."""
+        """Returns where a loader without a given name is iterated, and its name there; without one, the class of its dataset."""
         place = CallSite("", None)
         if not self._naming.closed:
             with self._naming:
@@ -353,13 +353,13 @@ def _is_data_loader(loader: Any) -> bool:  # Any: the user's own
 
 
 def _iterated_by_torch(loader: Any) -> Any:  # Any: the user's own
-    """Returns what a DataLoader of fastai has torch iterate in its place; of anything else itself."""
+    """Returns the object that torch iterates in place of a fastai DataLoader; any other loader itself."""
     fastai = any(kind.__module__ == "fastai.data.load" for kind in type(loader).__mro__)
     return getattr(loader, "fake_l", loader) if fastai else loader
 
 
 def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
-    """Returns the loader that a wrapper iterates: one that passes for a DataLoader, as accelerate's, or has its dataset, as Fabric's."""
+    """Returns a function: the DataLoader in a wrapper that passes for one (accelerate) or has its dataset (Fabric), else None."""
     from torch.utils.data import DataLoader
 
     held = {} if issubclass(type(loader), DataLoader) else getattr(loader, "__dict__", {})

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.registry import ProbeRegistry
 
 FIRST_CALLS = 64
-"""Outermost calls of a thread that are inspected at the start, and again where it has a new loader, optimizer or model."""
+"""Outermost calls of a thread that are inspected at the start, and again after a new loader, optimizer or model on it."""
 
 CALLS_OF_OTHERS = 256
-"""Outermost calls of other threads meanwhile, after which the search ends: the thread that began it may call no model."""
+"""Outermost calls of other threads after which the search ends: the thread that began it may call no model."""
 
 MOST_ROOTS = 64
-"""Models found at most. A program that keeps calling new modules is no training loop."""
+"""Most models found. A program that keeps calling new modules is no training loop."""
 
 _FRAMES_OF_A_CONSTRUCTOR = 16
 
@@ -46,12 +46,12 @@ class RootFinder:
         self._guard = Guard("finding models")
         self._known: set[int] = set()
         self._lock = free_in_forks(threading.RLock())
-        self._left: dict[int, float] = {}
+        self._left: dict[int, float] = {}  # calls to inspect, by thread
         self._left_to_others = 0.0
         self._over = False
 
     def inspect(self, calls: float = FIRST_CALLS) -> None:
-        """Inspects at least the next ``calls`` outermost calls of this thread, and those of others meanwhile."""
+        """Inspects at least the next ``calls`` outermost calls of this thread, and those of other threads until then."""
         if self._over or self._guard.closed:
             return
         with self._lock:
@@ -86,7 +86,7 @@ class RootFinder:
             or in_backward()
         ):
             return False
-        if id(model) not in self._known and not _is_being_tried():
+        if id(model) not in self._known and not _in_constructor():
             self._report_model(model)
         self._count_call()
         return True
@@ -109,8 +109,8 @@ class RootFinder:
             return
         with self._guard:
             self.notify(model)
-        # Known from here on: a thread that has called it meanwhile has waited for the same. Known by id: a later module at the
-        # same address, of a sweep, say, is met by the forgetting below.
+        # Only now: a thread that has called the model meanwhile has waited in ``notify`` for its recording. The id is discarded
+        # when the model is deleted, because a later module may have the same address.
         self._known.add(id(model))
         weakref.finalize(model, self._known.discard, id(model)).atexit = False
         self.inspect()
@@ -124,10 +124,10 @@ class RootFinder:
 
 
 def _observed_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    # First, so that a compiler that traces this sees nothing but the call. It has no closure, because a compiler
-    # guards one, and would compile again when this has gone.
+    # These checks come first, so that a compiler that traces this function sees only the call. The function has no closure:
+    # TorchDynamo would guard the closure, and compile again when the function has been removed.
     if torch.compiler.is_dynamo_compiling():
-        # Past the slot, as the compiler itself goes: it would guard what is in it, and compile again without that.
+        # Past the slot, as TorchDynamo traces it: else it would guard what is in the slot, and compile again without that.
         return self._call_impl(*args, **kwargs)
     if torch.compiler.is_compiling():
         return _CALL(self, *args, **kwargs)
@@ -147,8 +147,8 @@ _finders: list[RootFinder] = []
 """The active finder, if any."""
 
 
-def _is_being_tried() -> bool:
-    """Returns whether a module's constructor makes this call, to infer a shape."""
+def _in_constructor() -> bool:
+    """Returns whether the constructor of a module makes this call, as is done to infer a shape."""
     frame: Any = inspect.currentframe()
     for _ in range(_FRAMES_OF_A_CONSTRUCTOR):
         if frame is None:
@@ -163,14 +163,13 @@ SHORT_INSPECTION = 2
 """Outermost calls inspected when a known loader starts again: a sweep may use another model."""
 
 SHORT_INSPECTION_EVERY_S = 1.0
-"""Least seconds between two such inspections."""
+"""Least seconds between two short inspections."""
 
 
 class FoundModels:
-    """Records the models that ``finder`` finds.
+    """Records the models that ``finder`` finds, except submodules of recorded models.
 
-    It looks at the start, when a loader or an optimizer is new, and briefly when a known loader starts again. A submodule of
-    a recorded model is not recorded.
+    It searches at the start, after a new loader or optimizer, and briefly when a known loader starts again.
     """
 
     def __init__(self, finder: RootFinder, probes: ProbeRegistry) -> None:
@@ -180,7 +179,7 @@ class FoundModels:
         self._found: list[ModuleProbe] = []
         self._lock = free_in_forks(threading.Lock())
         self._undo_optimizers = replace(torch.optim.Optimizer, "__init__", self._observe_optimizers)
-        if probes.models:  # given, so there is nothing to find
+        if probes.models:  # the program has given its models
             self.remove()
             return
         finder.notify = self._take
@@ -210,11 +209,11 @@ class FoundModels:
             self._record(model)
 
     def _record(self, model: torch.nn.Module) -> None:
-        wholes = [whole for probe in self._probes.models if (whole := probe.model()) is not None]
-        if is_compiled(model) and any(is_or_wraps(model, whole) for whole in wholes):
+        known = [recorded for probe in self._probes.models if (recorded := probe.model()) is not None]
+        if is_compiled(model) and any(is_or_wraps(model, recorded) for recorded in known):
             self._probes.follow(model, model)
             return
-        if any(id(model) in _parts(whole) for whole in wholes):
+        if any(id(model) in _parts(recorded) for recorded in known):
             return
         parts = _parts(model)
         inside = [probe for probe in self._found if id(probe.model()) in parts]
