@@ -1,4 +1,4 @@
-"""Times what frameworks save as checkpoints."""
+"""Times the functions with which frameworks save checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAVES: Final = (
     ("transformers.trainer", "Trainer.save_model"),
     ("ultralytics.engine.trainer", "BaseTrainer.save_model"),
 )
-"""Module, and function of it that saves. One that calls another is one checkpoint."""
+"""Modules, and their functions that save. A call inside another one belongs to the same checkpoint."""
 
 
 class CheckpointProbe:

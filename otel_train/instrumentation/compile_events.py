@@ -22,7 +22,7 @@ def _handler() -> object:
 
 
 class _Compilations:
-    """Compilations until they are taken."""
+    """Queue of finished compilations, until the service thread takes them."""
 
     def __init__(self, part: str, clock: Clock, find: Callable[[], Any], changed: Callable[[], None]) -> None:
         self._clock = clock
@@ -69,7 +69,7 @@ class CompilerProbe(_Compilations):
             handler.remove_start_callback(self._begin)
             handler.remove_end_callback(self._end)
 
-    # What these raise would be raised in the program's own call of its model.
+    # An exception of these two would leave the program's call of its model.
 
     def _begin(self, *_: object) -> None:
         with self._guard:
@@ -92,7 +92,7 @@ def _compiled_before(about: Any = None) -> bool | None:
         about: TorchDynamo's ``CallbackArgs``; None with torch 2.4 to 2.7, which call back for traced frames alone.
     """
     if about is not None:
-        # A backward that is compiled late carries the id of its forward.
+        # A backward that is compiled lazily has the id of its forward.
         return getattr(about.callback_trigger, "name", "") == "DYNAMO" and _counts_again(about.compile_id)
     context = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
     compile_id = None if context is None else context.current_compile_id()
@@ -105,18 +105,18 @@ def _counts_again(compile_id: object) -> bool:
 
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-"""Ends a compilation by XLA, or a load from the cache on disk. Tracing and lowering come before it."""
+"""Last event of a compilation: XLA has compiled, or loaded from the cache on disk. Tracing and lowering come before."""
 
 PARTS = frozenset(
     ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", COMPILED)
 )
-"""The events of a compile."""
+"""The events of a compilation, each reported at its end with its duration."""
 
 _WRAPPED_NAME = r"^\w+\((.*)\)$"
 _OPERATIONS_OF_JAX = ("jax.lax", "jax.numpy", "jax.random", "jax.nn")
 
 TOGETHER_NS = 50_000_000
-"""Longest pause between the events of one compilation. A trace without a following event is no compilation."""
+"""Longest pause in nanoseconds between the events of one compilation. A trace without a following event is no compilation."""
 
 
 _retired: list[tuple[Any, Callable[..., None]]] = []

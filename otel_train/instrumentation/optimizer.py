@@ -32,8 +32,8 @@ class BackwardProbe:
     ``from torch.autograd import backward`` made earlier is seen as well. ``accumulate_grad`` tells them apart.
 
     Attributes:
-        codes: code objects that a compiler should step over.
-        remove: puts the original back, unless other code has wrapped ours.
+        codes: code objects that a compiler must not trace.
+        remove: restores the original function, unless other code has wrapped the replacement.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -51,7 +51,7 @@ class BackwardProbe:
             begin, end, fail = begin_end_fail(backward)
             words = ring_buffer.packed(end, fail, begin)
             state = (recorder.edge, original, "accumulate_grad", made, words)
-            return functools.partial(ring_buffer.EXTENSION.hook("timed", state))  # which has a __dict__
+            return functools.partial(ring_buffer.EXTENSION.hook("timed", state))  # for its ``__dict__``
 
         self.remove = replace(torch.autograd, _ENTRY, timed)
 
@@ -80,24 +80,24 @@ def _timed(
 
 
 def in_backward() -> bool:
-    """Returns whether the calling thread runs a node of autograd's graph right now."""
+    """Returns whether the calling thread is running a node of autograd's graph."""
     engine: Any = sys.modules.get("torch._C")
     return engine is not None and engine._current_graph_task_id() != -1  # noqa: SLF001  # the only way to ask
 
 
 MOST_HELD = 1024
-"""Updates whose outcome is waited for at most; those of a device that lags further behind stay unknown."""
+"""Most updates whose outcome is awaited; if the device lags further behind, the outcomes of the oldest stay unknown."""
 
 
 class ScaledUpdates:
     """Copies from the device whether scaled updates were skipped. The training thread queues, the service thread reads.
 
-    An optimizer with a fused kernel receives ``found_inf``, a tensor on its device, and skips by itself: on the
-    host the outcome is unknown. A copy is queued behind the kernels that work it out, and read once it has arrived.
+    An optimizer with a fused kernel gets ``found_inf``, a tensor on its device, and skips the update itself: the
+    host does not know the outcome. A copy is queued behind the kernels that compute it, and read once it has arrived.
 
     Args:
-        driver: fetches from its devices; None where there is none.
-        changed: called where there is something to read.
+        driver: fetches numbers from its devices; None if there is none.
+        changed: called when there is something to read.
     """
 
     def __init__(self, driver: DeviceDriver | None, changed: Callable[[], None] = lambda: None) -> None:
@@ -121,10 +121,10 @@ class ScaledUpdates:
             self._changed()
 
     def take(self) -> Outcomes:
-        """Returns what has become known since the last call, in order, and nothing behind what is not. For the service thread.
+        """Returns the outcomes since the last call, in order, up to the first that has not arrived. Called by the service thread.
 
         Raises:
-            Exception: the fault that ``note`` met, once.
+            Exception: the fault that ``note`` caught, once.
         """
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -177,7 +177,7 @@ class ScaledUpdates:
 
 
 def _time_scaler(recorder: Recorder, note: Callable[[Any, Any], None]) -> Callable[[], None]:
-    """Patches ``GradScaler.step``: no update inside means that it was skipped. Returns what undoes that."""
+    """Times ``GradScaler.step``: without an optimizer step inside, the update was skipped. Returns a function that undoes this."""
     import torch
 
     edge = recorder.edge
@@ -204,11 +204,11 @@ def _time_scaler(recorder: Recorder, note: Callable[[Any, Any], None]) -> Callab
 class OptimizerProbe:
     """Times ``step`` of every ``torch.optim.Optimizer`` and ``GradScaler`` until ``remove``.
 
-    ``Optimizer.step`` is never wrapped: subclasses override it, and schedulers patch it. A step that raises
-    fires no post hook; the agent closes it at the next outer edge.
+    ``Optimizer.step`` is never wrapped: subclasses override it, and schedulers patch it. torch calls no post hook
+    if a step raises; the agent closes it at the next outer event.
 
     Attributes:
-        codes: code objects that a compiler should step over.
+        codes: code objects that a compiler must not trace.
     """
 
     def __init__(self, recorder: Recorder, scaled: ScaledUpdates) -> None:
@@ -228,7 +228,7 @@ class OptimizerProbe:
         self._undo_scaler = _time_scaler(recorder, scaled.note)
 
     def remove(self) -> None:
-        """Takes the hooks out."""
+        """Removes the hooks."""
         for handle in self._handles:
             handle.remove()
         self._undo_scaler()
@@ -251,7 +251,7 @@ class OptimizerProbe:
         return before, after
 
     def _register(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Gives an optimizer a bounded name at its first step. When it is deleted, the next one of its class continues the name."""
+        """Gives an optimizer a name at its first step. When it is deleted, the next one of its class gets the name."""
         key, kind = id(optimizer), type(optimizer).__name__
         used = self._numbers[kind]
         number = next((n for n in range(1, _MOST_OF_A_KIND) if n not in used), _MOST_OF_A_KIND)
