@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from otel_train.recording.ring_buffer import EdgeBatch, Ring
 
 DEEPEST = 64
-"""Nested stages that are tracked."""
+"""Most nested stages that are tracked per thread."""
 
 STAGES = tuple(dict.fromkeys(stage for kind, stage in STAGE_OF_KIND.items() if kind is not SourceKind.MARK))
 """Built-in stages."""
 
 _WORD = "h2d|[a-z]+"
-_SLIP = 0.85
+_LEAST_SIMILARITY = 0.85
 """Least similarity, up to 1, of a name to a built-in stage that counts as a misspelling."""
 
 _log = logging.getLogger("otel_train")
@@ -53,10 +53,10 @@ class _Callback(FastNamedTuple):
 
 
 class _Open(FastNamedTuple):
-    number: int
+    number: int  # of the source
     source: Instrumented
-    called: bool
-    closure: bool = False
+    called: bool  # its callbacks are called
+    closure: bool = False  # an optimizer step that was given a closure
 
 
 class StageCallbacks:
@@ -99,7 +99,7 @@ class StageCallbacks:
         own = name in known_stages or any(source.stage == name for source in self._recorder.sources)
         words = re.findall(_WORD, plain)
         own |= plain not in STAGES and not set(STAGES).isdisjoint(words)  # "forward_teacher"
-        close = "" if own or name in STAGES else near(plain, STAGES, cutoff=_SLIP)
+        close = "" if own or name in STAGES else near(plain, STAGES, cutoff=_LEAST_SIMILARITY)
         if close:
             rule = f"{', '.join(STAGES)}, or a user-defined stage"
             raise wrong_argument(f"on({name!r})", rule, f"Did you mean {close!r}?")
@@ -110,13 +110,13 @@ class StageCallbacks:
         return sum(guard.faults for guard in list(self._guards))
 
     def log_absent(self) -> None:
-        """Logs the stages with callbacks that the run did not have. A user-defined one may have been misspelt."""
+        """Logs the user-defined stages that have callbacks and did not run: the name may be misspelt."""
         present = {source.stage for source in self._recorder.sources if source.kind is not SourceKind.MARK}
-        there = ", ".join([*filter(present.__contains__, STAGES), *sorted(present.difference(STAGES))])
+        listed = ", ".join([*filter(present.__contains__, STAGES), *sorted(present.difference(STAGES))])
         for stage in self._stages:
             if stage not in present and stage not in STAGES:
                 _log.warning(
-                    "on(%r): no such stage ran; its functions were not called. Stages: %s", stage, there
+                    "on(%r): no such stage ran; its functions were not called. Stages: %s", stage, listed
                 )
 
     def end(self) -> None:
@@ -150,9 +150,9 @@ class _ThreadCallbacks:
         self._backward_seen = False
 
     def add(self, stage: str, hook: _Callback) -> None:
-        stood = bool(self._hooks)
+        is_attached = bool(self._hooks)
         self._hooks[stage] = (*self._hooks.get(stage, ()), hook)
-        if not stood:
+        if not is_attached:
             self._open.clear()
             self.ring.intercept_first(self._on_edge)
 
@@ -166,7 +166,7 @@ class _ThreadCallbacks:
             self._detach()
 
     def _detach(self) -> None:
-        """Detaches from the ring buffer. Called on its thread only: a removal on another thread takes effect at the next event."""
+        """Detaches from the ring buffer. Called on its owner only: a removal on another thread takes effect at the next event."""
         if not self._hooks and not self.over:
             self.ring.intercept_first(None)
 
@@ -216,10 +216,10 @@ class _ThreadCallbacks:
                 return ended
 
     def _raised(self, number: int) -> list[str]:
-        """Ends an optimizer step that raised, at the next batch request: torch has no hook for that.
+        """Ends an optimizer step that raised, at the next batch request; returns the stages with callbacks to call.
 
-        A closure may request batches itself: of a loader that the loop does not request. What follows is not known here,
-        as it is to ``accounting.nesting.Lookahead``.
+        torch calls no hook when ``step`` raises. A closure may request batches too, of a loader that the loop does not iterate.
+        ``accounting.nesting.Lookahead`` also looks at later events, which are not known here.
         """
         if self._sources[number].kind is not SourceKind.DATA:
             return []
@@ -251,8 +251,8 @@ class _ThreadCallbacks:
 
 
 _NS_PER_MS = 1e6
-_MANY = 512
-"""Edges from which on numpy is quicker than Python."""
+_NUMPY_FROM = 512
+"""Number of events from which numpy is faster than Python."""
 
 
 class LastBatch:
@@ -272,13 +272,13 @@ class LastBatch:
 
     @property
     def loader(self) -> str | None:
-        """Its loader; None if the calling thread has fetched none."""
+        """Name of the loader; None if the calling thread has fetched no batch."""
         self._read_ring()
         return self._recorder.sources[self._source].name if self._source >= 0 else None
 
     @property
     def fetch_ms(self) -> float | None:
-        """Milliseconds that the calling thread waited for it; None if that is not known."""
+        """Milliseconds that the calling thread waited for the batch; None if that is not known."""
         self._read_ring()
         return self._fetch_ns / _NS_PER_MS if self._fetch_ns is not None else None
 
@@ -294,7 +294,7 @@ class LastBatch:
         if new.missed:
             self._open.clear()
         sources = self._recorder.sources
-        for word, at_ns in zip(*self._asks(new), strict=True):
+        for word, at_ns in zip(*self._loader_events(new), strict=True):
             op, source = word & OP_MASK, word >> SOURCE_SHIFT & SOURCE_MASK
             if sources[source].kind is not SourceKind.DATA or word & START_BITS:
                 continue
@@ -306,10 +306,10 @@ class LastBatch:
                 self._source = source
                 self._fetch_ns = at_ns - begun_ns if begun_ns is not None else None
 
-    def _asks(self, new: EdgeBatch) -> tuple[list[int], list[int]]:
-        """Codes and times of events about batches."""
+    def _loader_events(self, new: EdgeBatch) -> tuple[list[int], list[int]]:
+        """Returns codes and times of ``new``; if these are many, of the events of loaders only."""
         codes, times = new.codes, new.times
-        if len(codes) > _MANY:
+        if len(codes) > _NUMPY_FROM:
             data = [n for n, source in enumerate(self._recorder.sources) if source.kind is SourceKind.DATA]
             mine = np.isin(codes >> SOURCE_SHIFT & SOURCE_MASK, data)
             codes, times = codes[mine], times[mine]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PLAIN = (str, bool, int, float)
 _LARGEST = (1 << 63) - 1
-"""Of the whole numbers that OTLP has: larger ones become text."""
+"""Largest integer in OTLP (int64); larger ones become text."""
 MAX_HELD = 4096
 """Entries held between two reads; the oldest are dropped and counted."""
 
@@ -49,8 +49,8 @@ class ValueQueue:
         dropped: entries dropped because the queue was full.
 
     Args:
-        pending: keeps numbers and events for the agent until they have been reported; tensors wait here alone.
-        changed: called after something has been added.
+        pending: keeps numbers and events in shared memory until they have been reported; tensors are only in this queue.
+        changed: called after each addition.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ValueQueue:
         text("event({})", name, 'Write event("name", key=value)')
         remedy = 'Write event("name", {"key": value})'
         by_name(f"event({name!r}, {{}})", attributes, "attributes by name", remedy)
-        attributes = dict(attributes)  # they are read later, when the program may have changed its own
+        attributes = dict(attributes)  # a copy: the program may change its own before they are read
         self._count_dropped(1)
         try:
             kind, plain = _EVENT, json.dumps((name, attributes))
@@ -116,7 +116,7 @@ class ValueQueue:
             yield entry
 
     def reported(self) -> None:
-        """Records that the agent has what has been drained."""
+        """Records that the agent has all entries that were drained."""
         self._pending.report(self._drained)
 
     def _hold(self, entry: Value | UserEvent, kind: int, value: float, text: str) -> None:
@@ -127,21 +127,21 @@ class ValueQueue:
 
 
 def unreported_values(memory: memoryview) -> list[Value | UserEvent]:
-    """Returns the numbers and events that a dead process had logged and not reported."""
+    """Returns the numbers and events that a dead process had logged but not reported."""
     found: list[Value | UserEvent] = []
     for entry in unreported(memory):
         at_ns = entry.numbers[0]
         if entry.kind == _VALUE:
             found.append(Value(at_ns, entry.text, entry.value))
         elif entry.kind == _EVENT:
-            with suppress(ValueError, TypeError):  # the process wrote over its own memory before it ended
+            with suppress(ValueError, TypeError):  # the process corrupted its memory before it ended
                 name, attributes = json.loads(entry.text)
                 found.append(plain(UserEvent(at_ns, str(name), dict(attributes))))
     return found
 
 
 def plain(entry: Value | UserEvent) -> Value | UserEvent:
-    """Returns an entry for another process: a value as a number, None if it is none; attributes of plain types."""
+    """Returns an entry that another process can read: a value as a number, or None; attributes of plain types."""
     if isinstance(entry, Value):
         return entry._replace(value=_as_number(entry.value))
     return entry._replace(attributes={name_of(key): _plain(value) for key, value in entry.attributes.items()})
@@ -213,7 +213,7 @@ class CacheSizes:
 
     @property
     def faults(self) -> int:
-        """Times that one failed."""
+        """Number of calls that failed."""
         return self._faults_before + sum(cache.guard.faults for cache in list(self._caches.values()))
 
     def _forget(self, name: str) -> None:
@@ -222,10 +222,10 @@ class CacheSizes:
 
 
 def _bytes(said: object) -> int:
-    """Checks that a value is a number of bytes.
+    """Returns a value as a number of bytes.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no whole number, or negative.
     """
     try:
         size = index(said)  # type: ignore[arg-type]  # that it may be something else is the point

@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 
 _COMPILERS = ("torch._dynamo.callback", "jax._src.monitoring")
-"""Modules of compilers that tell when they compile; a program that compiles nothing has imported neither."""
+"""Modules with which compilers announce compilations; a program that compiles nothing has imported neither."""
 
 
 class InstrumentationManager:
     """The recording side of a session.
 
     Args:
-        job: rank and world size of the process group, once there is one.
+        job: returns rank and world size of the process group, once there is one.
 
     Attributes:
-        scaled: outcomes of updates under a gradient scaler, known to the device only.
+        scaled: outcomes of updates under a gradient scaler, which only the device knows.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class InstrumentationManager:
 
     @property
     def dropped(self) -> int:
-        """Logged values, readings and operations that exceeded a queue."""
+        """Logged values, device events and operations that did not fit into a queue."""
         return self.values.dropped + self.devices.dropped + self.timers.dropped
 
     def begin(self) -> None:
@@ -103,7 +103,7 @@ class InstrumentationManager:
     def follow_compiler(self) -> None:
         """Instruments models that have been compiled since, and excludes wrappers from compilation.
 
-        It goes through the submodules of every model: tens of microseconds with the interpreter lock held.
+        It iterates over the submodules of every model: tens of microseconds with the GIL held.
         """
         if active_session.stages is self.stages:
             self.probes.attach_again()
@@ -111,7 +111,7 @@ class InstrumentationManager:
 
     def follow_imports(self) -> None:
         """Registers with compilers and frameworks that have been loaded since, and excludes wrappers from compilation."""
-        if active_session.stages is not self.stages:  # what has been given back stays so
+        if active_session.stages is not self.stages:  # the session has ended: nothing is instrumented again
             return
         self._listen()
         self._checkpoints.watch()
@@ -144,14 +144,14 @@ class InstrumentationManager:
 
     @cached_property
     def last_batch(self) -> LastBatch:
-        """The batch that the calling thread fetched last. Few programs ask, and the import takes milliseconds."""
+        """The batch that the calling thread fetched last. Imported on demand: few programs use it, and it takes milliseconds."""
         from otel_train.instrumentation.callbacks import LastBatch
 
         return LastBatch(self.recorder)
 
     @property
     def polled(self) -> bool:
-        """Whether there is something here that is new all the time, and that nothing announces: times of a device."""
+        """Whether the agent must poll, because there are device times: they change all the time without ``Recorder.changed``."""
         return self._driver is not None
 
     def _check_imports(self) -> None:
@@ -162,7 +162,7 @@ class InstrumentationManager:
             self.recorder.changed()
 
     def untimed(self) -> dict[str, str]:
-        """Returns device types of models whose time is not measured although it is not switched off, with the reason."""
+        """Returns device types of models whose device time is not measured although it is switched on, with the reason."""
         kinds = {kind_of_device(probe.model()) for probe in list(self.probes.models)} - {"", "cpu", "meta"}
         return {kind: why for kind in sorted(kinds) if (why := self._why_untimed(kind))}
 
@@ -203,7 +203,7 @@ class InstrumentationManager:
 
 
 def _identity(info: RunInfo, anchor: Anchor) -> dict[str, object]:
-    """Returns what the flight file says of this rank, and of its process."""
+    """Returns the identity of this rank and its process, for the flight file."""
     return {
         "run_id": info.run_id,
         "rank": info.rank,
@@ -219,7 +219,7 @@ def _identity(info: RunInfo, anchor: Anchor) -> dict[str, object]:
 def _device_probes(
     recorder: Recorder, driver: DeviceDriver | None, mode: str
 ) -> tuple[DeviceTimer | NoDevices, TransferProbe | NoDevices]:
-    """Probes for device time and copies. Without a device their modules are not imported, which would take 2 ms."""
+    """Returns probes for device time and copies. Without a device their modules are not imported, which would take 2 ms."""
     if driver is None:
         nothing = NoDevices()
         return nothing, nothing
@@ -230,7 +230,7 @@ def _device_probes(
 
 
 NVIDIA_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
-"""Any of them is there where CUDA can run: Linux, WSL, Jetson. Asking CUDA itself would start it."""
+"""One of them exists where CUDA can run: Linux, WSL, Jetson. A call into CUDA would initialise it."""
 
 _AMD_FILE = "/dev/kfd"
 _DISPLAYS = "/sys/class/drm"
@@ -249,7 +249,7 @@ APPLE_UNTIMED = (
 
 
 def find_driver(environ: Mapping[str, str]) -> DeviceDriver | None:
-    """Returns the driver of this machine's accelerator; None where it has none that torch can use. Starts nothing."""
+    """Returns the driver of this machine's accelerator; None if it has none that torch can use. Initialises no device."""
     return (
         cuda_driver(environ, NVIDIA_FILES)
         or hip_driver(environ, _AMD_FILE)
@@ -258,7 +258,7 @@ def find_driver(environ: Mapping[str, str]) -> DeviceDriver | None:
 
 
 def cuda_driver(environ: Mapping[str, str], files: Sequence[str]) -> CudaDriver | None:
-    """Returns the driver for NVIDIA's devices, or None on a machine where CUDA cannot be used: none of ``files`` is there."""
+    """Returns the driver for NVIDIA devices, or None on a machine without CUDA, where none of ``files`` exists."""
     if environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in _HIDDEN or sys.platform != "linux":
         return None
     if not any(map(os.path.exists, files)):
@@ -276,7 +276,7 @@ def cuda_driver(environ: Mapping[str, str], files: Sequence[str]) -> CudaDriver 
 
 
 def hip_driver(environ: Mapping[str, str], file: str) -> HipDriver | None:
-    """Returns the driver for AMD's devices, or None on a machine without any, where ``file`` is missing."""
+    """Returns the driver for AMD devices, or None on a machine without any, where ``file`` is missing."""
     names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     hidden = any(environ.get(name, "all").strip() in _HIDDEN for name in names)
     if hidden or sys.platform != "linux" or not Path(file).exists():
@@ -289,12 +289,12 @@ def hip_driver(environ: Mapping[str, str], file: str) -> HipDriver | None:
 def torch_driver(
     machine: tuple[str, str], displays: str, find_torch: Callable[[], Any]
 ) -> DeviceDriver | None:
-    """Returns the driver for Intel's and Apple's devices, or None on a machine without any, or where torch is built for none.
+    """Returns the driver for Intel and Apple devices, or None on a machine without any, or if torch was built without support.
 
     Args:
         machine: system and architecture, as ``os.uname`` names them.
-        displays: folder of the devices that compute or show.
-        find_torch: gives torch, where the program has imported it by now.
+        displays: folder of the kernel's graphics devices.
+        find_torch: returns torch if the program has imported it, else None.
     """
     if machine == ("Darwin", "arm64"):
         from otel_train.instrumentation.accelerator import DeviceDriver
@@ -302,7 +302,7 @@ def torch_driver(
         return DeviceDriver("mps", find_torch, why_untimed=APPLE_UNTIMED)
     torch = find_torch()
     if torch is not None and not getattr(getattr(torch, "_C", None), "_has_xpu", False):
-        return None  # a processor with graphics of its own
+        return None  # an Intel device here would be integrated graphics
     with suppress(OSError):
         vendors = Path(displays).glob("renderD*/device/vendor")
         if any(vendor.read_text().strip() == _INTEL for vendor in vendors):
@@ -313,13 +313,13 @@ def torch_driver(
 
 
 def instance_of(environ: Mapping[str, str]) -> str:
-    """Returns the part of a device that the program may use; "" where it has whole ones, or none is set."""
+    """Returns the MIG instance that the program may use; "" if it may use whole devices."""
     first = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     return first if first.startswith("MIG-") else ""
 
 
 class NoDevices:
-    """In the place of ``DeviceTimer`` and ``TransferProbe`` where this machine has no accelerator: nothing is recorded."""
+    """Replaces ``DeviceTimer`` and ``TransferProbe`` on a machine without an accelerator: records nothing."""
 
     dropped = spent_ns = 0
     failure = ""

@@ -68,7 +68,7 @@ class StageRecorder:
         return self._epoch_token
 
     def end_epoch(self, token: int, *, failed: bool) -> None:
-        """Ends that epoch unless it has ended."""
+        """Ends the epoch with this token unless it has ended."""
         if token == self._epoch_token:
             self._epoch_token += 1
             self.edge(code(Op.EPOCH_END, self._epoch, payload=int(failed)))
@@ -114,20 +114,16 @@ class ActiveSession:
 active_session = ActiveSession()
 
 _NO_FAULT = (None, GeneratorExit)
-"""How a block ends that has not failed: the latter is what ``break`` raises in a generator."""
+"""Exception types with which a block has not failed: ``break`` raises GeneratorExit inside a generator."""
 
 MOST_KNOWN = 4096
 
 known_stages: set[str] = set()
-"""Checked names of user-defined stages, the first ``MOST_KNOWN``."""
+"""The first ``MOST_KNOWN`` names of user-defined stages that were checked."""
 
 
 def stage_name(call: str, name: object) -> str:
-    """Checks a stage name.
-
-    Args:
-        call: the call in which it stands, with ``{}`` for the name.
-        name: the argument.
+    """Returns a stage name after a check. ``call``: the call that the program made, with ``{}`` for the name.
 
     Raises:
         ConfigError: it is no name, and telemetry is not disabled.

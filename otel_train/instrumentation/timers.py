@@ -1,4 +1,4 @@
-"""Operations timed by token: they may overlap, and run in any thread."""
+"""Operations timed between ``begin`` and ``end(token)``: they may overlap, and run in any thread."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from otel_train.recording.recorder import Recorder
 
 MOST_WAITING = 32_768
-"""Operations that ended between two polls of the service thread; the oldest go first, and are counted. 5 MB."""
+"""Most ended operations between two polls of the service thread (5 MB); beyond that the oldest are dropped and counted."""
 
 _OPERATION = 1
 
 
 def unreported_operations(memory: memoryview) -> array[int]:
-    """Operations that had ended in a dead process and were not reported; see ``Timers.take``."""
+    """Returns the operations that had ended in a dead process and were not reported; see ``Timers.take``."""
     entries = (entry.numbers for entry in unreported(memory) if entry.kind == _OPERATION)
     return array("q", chain.from_iterable(entries))
 
@@ -33,8 +33,8 @@ class Token:
     """One run of an operation, from ``begin`` to ``end``.
 
     Args:
-        begun_ns: when it began; 0 once it has ended.
-        timers: what records its end; None where no session was open.
+        begun_ns: when the run began; 0 once it has ended.
+        timers: records its end; None if no session was open.
     """
 
     __slots__ = ("begun_ns", "name", "source", "timers")
@@ -50,10 +50,10 @@ class Timers:
     """Times operations between two calls, without locks; ended ones are queued until they are taken.
 
     Args:
-        pending: keeps operations for the agent until they have been reported.
+        pending: keeps operations in shared memory until they have been reported.
 
     Attributes:
-        dropped: operations that did not fit.
+        dropped: operations that did not fit into the queue.
     """
 
     def __init__(self, recorder: Recorder, clock: Clock, pending: PendingEntries | None = None) -> None:
@@ -70,7 +70,7 @@ class Timers:
         recorder.when_silenced.append(self._fall_silent)
 
     def begin(self, name: str) -> Token:
-        """Begins an operation; returns what to end it with.
+        """Begins an operation; returns the token for ``end``.
 
         Raises:
             ConfigError: ``name`` is no name.
@@ -106,9 +106,9 @@ class Timers:
             self._refuse(token.name, "it has ended before" if again else "it was begun in another session")
 
     def take(self) -> array[int]:
-        """Returns what has ended since the last call: operation, when it began, when it ended, and the same of the next one.
+        """Returns the operations that have ended since the last call, three numbers each: source, begin and end in nanoseconds.
 
-        No list, which would hold the interpreter for milliseconds while it is sent; no numpy, see ``RingReader``.
+        Not a list, which would hold the GIL for milliseconds while it is sent; not a numpy array, see ``RingReader``.
         """
         taken = array("q")
         for _ in range(len(self._ended)):
@@ -118,7 +118,7 @@ class Timers:
         return taken
 
     def reported(self) -> None:
-        """Records that the agent has what has been taken."""
+        """Records that the agent has all operations that were taken."""
         self._pending.report(self._taken)
 
     @property
@@ -127,7 +127,7 @@ class Timers:
         return sum(guard.faults for guard in list(self._guards.values()))
 
     def _register(self, name: object) -> int:
-        """Gives a name its number at its first use."""
+        """Registers a name at its first use; returns its number."""
         checked = text("begin({})", name, 'Name the operation: begin("load")')
         number = self._sources[checked] = self._recorder.source(SourceKind.STAGE, checked)
         return number
