@@ -1,8 +1,8 @@
-/* Edges and hooks of the training thread, and the handler of SIGTERM. All but that handler run with the interpreter lock held.
-   Where this was not built, otel_train does the same in Python.
-   One writer belongs to one ring. Its owner is the only thread that writes; what other threads say goes to
-   `on_other_thread`. The stable ABI of Python 3.11 is all that is used, so one build serves every later version.
-   No Py_RETURN_NONE: with the headers of Python 3.12 and 3.13 it takes no reference, which ends Python 3.11. */
+/* Writer of events, hooks of the training thread, and the handler of SIGTERM. All but that handler runs with the GIL held.
+   If this extension was not built, otel_train does the same in Python. An edge is an event: a code and a time.
+   One writer belongs to one ring. Its owner is the only thread that writes; codes of other threads go to
+   `on_other_thread`. Only the stable ABI of Python 3.11 is used, so one build serves every later version.
+   No Py_RETURN_NONE: with the headers of Python 3.12 and 3.13 it takes no reference, which crashes Python 3.11. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if Py_LIMITED_API < 0x030C0000 /* each version has these since 3.9, and promises them since 3.12 */
+#if Py_LIMITED_API < 0x030C0000 /* every version since 3.9 has these; the stable ABI contains them since 3.12 */
 #define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
 #define PY_VECTORCALL_ARGUMENTS_OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1))
 PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
@@ -28,7 +28,7 @@ PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 PyAPI_FUNC(PyObject *) PyWeakref_GetObject(PyObject *);
 #endif
 
-#define INTERFACE 7         /* ring_buffer.INTERFACE: what Python gives to functions of this module */
+#define INTERFACE 7         /* ring_buffer.INTERFACE: version of the arguments that Python passes to this module */
 #define EDGE_WORDS 2        /* events.EDGE_WORDS: code, then time */
 #define SAMPLED 61          /* ring_buffer.SAMPLED */
 #define COST_OF_SAMPLE 12   /* ring_buffer.COST_OF_SAMPLE */
@@ -41,16 +41,16 @@ PyAPI_FUNC(PyObject *) PyWeakref_GetObject(PyObject *);
 
 typedef struct {
     PyObject_HEAD
-    Py_buffer buffer;     /* the ring; buffer.obj is NULL once it is given back */
-    Py_buffer progress;   /* where readers in other processes look; as above, and NULL where there are none */
-    int64_t *words;       /* its memory; NULL once it is given back */
+    Py_buffer buffer;     /* the ring; buffer.obj is NULL once the memory is released */
+    Py_buffer progress;   /* for readers in other processes; obj is NULL once released, or without such readers */
+    int64_t *words;       /* memory of `buffer`; NULL once released */
     int64_t *shown;       /* memory of `progress`: words written, nanoseconds spent */
-    uint64_t mask;        /* words - 1 */
+    uint64_t mask;        /* number of words - 1 */
     int64_t position;     /* words written in all */
-    int64_t spent_ns;     /* per edge that was timed */
-    int64_t fastest_ns;   /* of those */
+    int64_t spent_ns;     /* cost of recording at the timed edges: times SAMPLED for all edges */
+    int64_t fastest_ns;   /* shortest of the timed edges */
     unsigned long owner;  /* identity of the thread that may write; 0 for none */
-    PyObject *on_other_thread;  /* takes the codes of all others */
+    PyObject *on_other_thread;  /* called with the codes of all other threads */
     PyObject *clock;      /* NULL: the system's monotonic clock */
 } Writer;
 
@@ -60,19 +60,19 @@ static int64_t system_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* An integer of Python's, which is not needed any more; -1 with an exception set where there is none. */
+/* Value of a Python integer, whose reference is taken over; -1 with an exception set if it is NULL or no integer. */
 static int64_t taken(PyObject *number) {
     int64_t value = number == NULL ? -1 : PyLong_AsLongLong(number);
     Py_XDECREF(number);
     return value;
 }
 
-/* Now; -1 with an exception set where the clock is the program's and raises. */
+/* Now; -1 with an exception set if the clock is a Python callable and raises. */
 static int64_t now_ns(const Writer *self) {
     return self->clock == NULL ? system_ns() : taken(PyObject_CallNoArgs(self->clock));
 }
 
-/* Memory of at least so many words that another process or a signal handler may look at. */
+/* Get aligned writable memory of at least `least` words; -1 with an exception set if it is smaller. */
 static int get_words(PyObject *memory, Py_buffer *buffer, Py_ssize_t least) {
     if (PyObject_GetBuffer(memory, buffer, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0) return -1;
     if (buffer->len >= least * (Py_ssize_t)sizeof(int64_t) && (uintptr_t)buffer->buf % sizeof(int64_t) == 0) return 0;
@@ -84,8 +84,8 @@ static int get_words(PyObject *memory, Py_buffer *buffer, Py_ssize_t least) {
 #define FAILED(ns) ((ns) == -1 && PyErr_Occurred())
 #define IS_SAMPLE(self) ((uint64_t)(self)->position % (SAMPLED * EDGE_WORDS) == 0)
 
-/* Write one edge; -1 with an exception set where that fails. The position moves last: what lies before it is whole. `begun` is
-   when the hook began that writes it, if it is timed; else 0. */
+/* Write one edge; -1 with an exception set on failure. The position is published last: all edges before it are complete. `begun`
+   is the time at which the calling hook began if this edge is timed, else 0. */
 static int write_edge(Writer *self, int64_t word, int64_t begun) {
     if (THIS_THREAD != self->owner) {
         PyObject *other = PyObject_CallFunction(self->on_other_thread, "L", (long long)word);
@@ -97,9 +97,9 @@ static int write_edge(Writer *self, int64_t word, int64_t begun) {
     int64_t ns;
     if (sample && !begun && FAILED(begun = now_ns(self))) return -1;
     if (FAILED(ns = now_ns(self))) return -1;
-    if (self->words == NULL) return 0; /* given back while the program's clock was asked */
+    if (self->words == NULL) return 0; /* released while a clock in Python ran */
     self->words[slot] = word;
-    __atomic_store_n(&self->words[slot + 1], ns, __ATOMIC_RELEASE); /* a new time means a whole edge */
+    __atomic_store_n(&self->words[slot + 1], ns, __ATOMIC_RELEASE); /* a new time means a complete edge */
     __atomic_store_n(&self->position, self->position + EDGE_WORDS, __ATOMIC_RELEASE);
     if (self->shown != NULL) __atomic_store_n(&self->shown[0], self->position, __ATOMIC_RELEASE);
     if (sample) {
@@ -163,8 +163,8 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     return (PyObject *)self;
 }
 
-/* The buffer is not visited: the owner of the memory does not refer to us, and a memoryview that the collector has
-   cleared before it is given back crashes the interpreter. */
+/* The buffer is not visited: the owner of the memory does not refer to this object, and releasing a memoryview that the
+   collector has cleared crashes the interpreter. */
 static int writer_traverse(PyObject *object, visitproc visit, void *arg) {
     Writer *self = (Writer *)object;
     Py_VISIT(Py_TYPE(object));
@@ -173,7 +173,7 @@ static int writer_traverse(PyObject *object, visitproc visit, void *arg) {
     return 0;
 }
 
-/* An edge may still come, from another object of the same cycle: `on_other_thread` stays, and the cycle ends at the recorder. */
+/* Another object of the same cycle may still write an edge: `on_other_thread` stays, and the recorder breaks the cycle. */
 static int writer_clear(PyObject *object) {
     Py_CLEAR(((Writer *)object)->clock);
     return 0;
@@ -211,20 +211,20 @@ static PyType_Spec writer_spec = {
     .name = "otel_train._edges.Writer", .basicsize = sizeof(Writer),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .slots = writer_slots};
 
-/* Hooks: what stands in torch's functions. The same in Python is in otel_train/instrumentation. Torch's work between two hooks
-   empties the caches, so each function of the interpreter that a hook calls costs much more than its instructions: a hook gets its
-   arguments as they lie on the stack, and has what it needs as fields. */
+/* Hooks: functions that torch calls or that replace functions of torch. Their versions in Python are in otel_train/instrumentation.
+   Torch's work between two hooks evicts the processor's caches, so each function of the interpreter that a hook calls costs much
+   more than its instructions. Therefore hooks use the vectorcall protocol, and have what they need as fields. */
 typedef struct Hook {
     PyObject_HEAD
-    PyObject *(*call)(struct Hook *, PyObject *const *, size_t, PyObject *); /* a vectorcall: what kind of hook it is */
-    PyObject *state;      /* a tuple, which owns all below: `edge` first, a callable that takes a code */
-    Writer *writer;       /* whose method `edge` is; else NULL */
-    PyObject *field[9];   /* of the tuple */
-    const int64_t *words; /* codes, packed in a bytes object; the last of the tuple */
-    PyObject *latest;     /* of an update: weak reference to the optimizer that `words` are of; of a forward: to the wrapper */
-    lenfunc length;       /* of a leading dimension: gives that of a tensor */
-    int64_t ask;          /* of a batch: the word that begins an ask */
-    int64_t references;   /* of a forward: to the wrapper, in a call of the module that it was made for */
+    PyObject *(*call)(struct Hook *, PyObject *const *, size_t, PyObject *); /* the vectorcall function: the kind of the hook */
+    PyObject *state;      /* a tuple, which owns the objects in the fields below: `edge` first, a callable that takes a code */
+    Writer *writer;       /* if `edge` is a method of a writer; else NULL */
+    PyObject *field[9];   /* first items of the tuple */
+    const int64_t *words; /* codes, packed in a bytes object: the last item of the tuple */
+    PyObject *latest;     /* weak reference; `update`: to the optimizer that `words` are of; `forward`: to the wrapper */
+    lenfunc length;       /* `leading`: returns the first dimension of a tensor */
+    int64_t ask;          /* `batch`: the code that begins a wait for data */
+    int64_t references;   /* `forward`: references to the wrapper during a call, if no copy of the module has it */
 } Hook;
 
 #define COUNT(given) ((Py_ssize_t)((given) & ~PY_VECTORCALL_ARGUMENTS_OFFSET))
@@ -232,7 +232,7 @@ enum { NEXT, SIZE, TRAINING, SHAPE, COMPILING, NAMES };
 static PyObject *names[NAMES]; /* interned */
 static PyTypeObject *hook_type;
 
-/* Now, where the next edge is timed: with it all that a hook does on this side of the program's own call. Else 0. */
+/* Now if the next edge is timed, so that the time of the hook before or after the program's own call is counted; else 0. */
 static int64_t hook_begins(const Hook *self) {
     return self->writer && self->writer->clock == NULL && IS_SAMPLE(self->writer) ? now_ns(self->writer) : 0;
 }
@@ -244,7 +244,7 @@ static int put(const Hook *self, int64_t word, int64_t begun) {
     return done == NULL ? -1 : 0;
 }
 
-/* Write words[0], or words[1] where there is no result: its exception stays, whatever becomes of the edge. */
+/* Write words[0], or words[1] if there is no result: the exception that is set stays, also if the edge fails. */
 static PyObject *finish(const Hook *self, PyObject *result) {
     PyObject *type, *value, *traceback;
     if (result != NULL) {
@@ -257,7 +257,7 @@ static PyObject *finish(const Hook *self, PyObject *result) {
     return NULL;
 }
 
-/* edge, call, when, otherwise, (end, fail, begin): `call` where its keyword `when` is True, else `otherwise`, untimed. */
+/* State: edge, call, when, otherwise, (end, fail, begin). Call `call`, timed, if the keyword `when` is True; else `otherwise`. */
 static PyObject *timed(Hook *self, PyObject *const *args, size_t given, PyObject *keywords) {
     int64_t begun = hook_begins(self);
     Py_ssize_t place = 0, named = keywords == NULL ? 0 : PyTuple_Size(keywords);
@@ -282,7 +282,7 @@ static PyObject *call_with(PyObject *call, PyObject *first, PyObject *args, PyOb
     return result;
 }
 
-/* How many references there are to what a weak reference refers to; many if it is none. Python 3.14 has flags beside the number. */
+/* Number of references to the referent of `weakly`; UINT32_MAX if that is no weak reference. Python 3.14 has flags in the high bits. */
 static int64_t references_to(PyObject *weakly) {
     PyObject *to = weakly == NULL || weakly == Py_None ? NULL : PyWeakref_GetObject(weakly);
     return to == NULL ? UINT32_MAX : (uint32_t)Py_REFCNT(to);
@@ -293,11 +293,12 @@ static PyObject *references(PyObject *Py_UNUSED(module), PyObject *weakly) {
     return PyErr_Occurred() ? NULL : PyLong_FromLongLong(count);
 }
 
-/* edge, call, bare, open_in, is_grad_enabled, task, type, compiler, instead, (end, fail, and begins by flags): forward(bound, args,
-   kwargs). `bound` refers to the model weakly, which `call` takes first unless it is `bare`. Where `bound` is of another type, or more refer
-   to the wrapper than its module, a copy may be called: `instead(bound, call or None)` gives what calls it, or None. Only called is a model
-   whose `bound` is of another type, and one that is exported: then `compiler` says so. So is a part inside a backward, where `task` is not
-   -1, and inside an open forward; of a root `task` is None. */
+/* State: edge, call, bare, open_in, is_grad_enabled, task, type, compiler, instead, (end, fail, and begins by flags).
+   forward(bound, args, kwargs). `bound` is a weak reference to the model, the first argument of `call` unless `bare`. If `bound` is
+   not of `type`, or there are more references to the wrapper than in a call of its own module, a copy may have been called:
+   `instead(bound, call or None)` returns the function that calls it, or None. Called without events: a model whose `bound` is not
+   of `type`; one that is exported (a flag in `compiler`); a part in an open forward, or in a backward, where `task()` is not -1.
+   `task` is None for a root. */
 static PyObject *forward(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
     if (COUNT(count) != 3) return PyErr_Format(PyExc_TypeError, "forward: expected 3 arguments");
     if ((PyObject *)Py_TYPE(given[0]) != self->field[6] || references_to(self->latest) > self->references) {
@@ -328,18 +329,18 @@ static PyObject *forward(Hook *self, PyObject *const *given, size_t count, PyObj
     }
     if (records >= 0) result = call_with(self->field[1], self->field[2] == Py_True ? NULL : model, given[1], given[2]);
     Py_DECREF(model);
-    if (records > 0 && !inside) *open_in = 0; /* not another thread's, which may be over */
+    if (records > 0 && !inside) *open_in = 0; /* never back to another thread, whose forward may have ended */
     return records > 0 ? finish(self, result) : result;
 }
 
-/* Of an optimizer's step; the first of `args` is the optimizer. */
+/* Whether an optimizer's step was given a closure; the first item of `args` is the optimizer. */
 static int has_closure(PyObject *args, PyObject *kwargs) {
     if (PyTuple_Check(args) && PyTuple_Size(args) > 1) return 1;
     return PyDict_Check(kwargs) && PyDict_Size(kwargs) > 0 && PyDict_GetItemString(kwargs, "closure") != NULL;
 }
 
-/* edge, words by the identity of an optimizer, (begin, end, fail) packed, register: before(optimizer, args, kwargs). `register` gives the words
-   of a new optimizer; it is None in the hook after the step. */
+/* State: edge, a dict from id(optimizer) to packed (begin, end, fail), register. update(optimizer, args, kwargs). `register` returns
+   the words of a new optimizer; it is None in the hook after the step. */
 static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
     int64_t begun = hook_begins(self);
     if (COUNT(count) == 0) return PyErr_Format(PyExc_TypeError, "update: expected an optimizer");
@@ -360,8 +361,8 @@ static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObje
     return put(self, self->words[ends] | closure, begun) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* None, key, and where torch is loaded tensor, base: the length of `batch[key]` along its first dimension, plus one; 0 where it has none.
-   For objects of type `tensor`, `base` has a function that makes no object for the shape; it gives 0 also where there is no dimension. */
+/* State: None, key, and if torch is loaded tensor, base. leading(batch): the length of `batch[key]` along its first dimension, plus
+   one; 0 if it has none. For objects of type `tensor`, the `len` of `base` creates no torch.Size; it is 0 also without dimensions. */
 static PyObject *leading(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
     PyObject *array = COUNT(count) == 1 ? PyObject_GetItem(given[0], self->field[1]) : NULL, *shape = NULL;
     int of_tensor = array != NULL && self->length != NULL && (PyObject *)Py_TYPE(array) == self->field[2];
@@ -376,7 +377,7 @@ static PyObject *leading(Hook *self, PyObject *const *given, size_t count, PyObj
     return PyLong_FromLongLong(length + 1);
 }
 
-/* edge, `__next__` of the iterator's type, probe, its attributes, (the word that ends an ask): batch(iterator). */
+/* State: edge, `__next__` of the iterator's type, probe, its attributes, (the code that ends a wait for data). batch(iterator). */
 static PyObject *batch(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
     int64_t begun = hook_begins(self);
     if (COUNT(count) != 1) return PyErr_Format(PyExc_TypeError, "batch: expected an iterator");
@@ -398,13 +399,13 @@ static PyObject *batch(Hook *self, PyObject *const *given, size_t count, PyObjec
     return NULL;
 }
 
-/* A loader's `__next__`. The iterator's `__dict__` has its hook. */
+/* `__next__` of a loader's iterator, whose `__dict__` has its hook. */
 static PyObject *next_batch(PyObject *iterator, PyObject *Py_UNUSED(none)) {
     PyObject *about = PyObject_GenericGetDict(iterator, NULL), *result = NULL;
     PyObject *hook = about == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(about, names[NEXT]));
     Py_XDECREF(about);
     if (hook != NULL) result = batch((Hook *)hook, &iterator, 1, NULL);
-    else if (!PyErr_Occurred()) /* the session is over, and the program kept this method */
+    else if (!PyErr_Occurred()) /* the session has ended, and the program has kept this bound method */
         result = PyObject_CallMethod(iterator, "__next__", NULL);
     Py_XDECREF(hook);
     return result;
@@ -425,7 +426,7 @@ static void hook_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* Nothing is cleared: a hook may be called from another object of its cycle, and those have what ends it. */
+/* There is no tp_clear: another object of the same cycle may still call the hook. Those objects break the cycle. */
 static PyMemberDef hook_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Hook, call), READONLY, NULL},
                                      {"ask", T_LONGLONG, offsetof(Hook, ask), 0, NULL},
                                      {"wrapper", T_OBJECT, offsetof(Hook, latest), 0, NULL},
@@ -436,7 +437,7 @@ static PyType_Spec hook_spec = {
     .name = "otel_train._edges.Hook", .basicsize = sizeof(Hook), .slots = hook_slots,
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
-/* hook(name, state): a function. hook("__next__", type): a method of the type. */
+/* hook(name, state) returns a function; hook("__next__", type) a method descriptor of the type. */
 static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
     static PyMethodDef method = {"__next__", next_batch, METH_NOARGS, NULL};
     static const struct { const char *name; PyObject *(*call)(Hook *, PyObject *const *, size_t, PyObject *); } kinds[] = {
@@ -463,24 +464,24 @@ static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
     return (PyObject *)self;
 }
 
-/* SIGTERM. The handler lies over what was there before: it writes the number to where the agent reads it, and goes on with what
-   would have been done without it. Where that is the default action the process ends at once, whatever its threads do. Where the
-   session has to be closed first, which Python does between bytecodes, it may take `patience` until Python has begun: then a timer
-   sends the signal again, and that one ends the process. All that the handler calls is async-signal-safe. */
+/* SIGTERM. The handler writes the signal's number to memory that the agent reads, then calls the previous handler or does the
+   default action, which ends the process at once, whatever its threads do. If the session has to be closed first, which Python does
+   between bytecodes, Python must begin within `patience`: after that a timer sends the signal again, and the second one ends the
+   process. All functions that the handler calls are async-signal-safe. */
 static struct {
-    pid_t pid;                    /* that it is for: a forked child writes nothing, and has no timer */
+    pid_t pid;                    /* process that set the handler: a forked child writes nothing, and has no timer */
     int has_timer;
     timer_t timer;
-    struct itimerspec patience;   /* all 0: nothing has to be closed first */
-    struct sigaction before;      /* what would have been called */
-    Py_buffer shown;              /* where the agent reads which signal came */
-    volatile sig_atomic_t active; /* set up */
-    volatile sig_atomic_t waits;  /* 1: for Python to begin; 2: it has begun */
+    struct itimerspec patience;   /* all 0: no session has to be closed first */
+    struct sigaction before;      /* previous action */
+    Py_buffer shown;              /* memory in which the agent reads the signal's number */
+    volatile sig_atomic_t active; /* whether the handler is set */
+    volatile sig_atomic_t waits;  /* 1: for Python's handler to begin; 2: it has begun */
 } term;
 
 static void end_by(int number) {
     signal(number, SIG_DFL);
-    raise(number); /* comes when the handler returns */
+    raise(number); /* delivered when the handler returns */
 }
 
 static void on_term(int number, siginfo_t *info, void *context) {
@@ -494,11 +495,11 @@ static void on_term(int number, siginfo_t *info, void *context) {
     if (term.active && closes && (late || !mine)) end_by(number);
     else if (term.before.sa_flags & SA_SIGINFO) term.before.sa_sigaction(number, info, context);
     else if (term.before.sa_handler != SIG_DFL) term.before.sa_handler(number);
-    else if (!term.active || !closes) end_by(number); /* else Python's handler, which is about to be set, sees that it has come */
+    else if (!term.active || !closes) end_by(number); /* else Python's handler, which is about to be set, sees it in term_begun() */
     errno = kept;
 }
 
-/* term_begun(): Python's handler runs, so nothing is sent again. Whether the signal has come, and waited for that. */
+/* term_begun(): Python's handler has begun, so the timer is stopped. Returns whether the signal had come and waited for this. */
 static PyObject *term_begun(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     static const struct itimerspec never;
     int waited = term.active && getpid() == term.pid && term.waits == 1;
@@ -528,15 +529,15 @@ static PyObject *unwatch_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
     return Py_NewRef(Py_None);
 }
 
-/* watch_term(shown, patience_ns): whether this handler is the one, with this patience. Not where SIGTERM is ignored, and no longer where
-   another handler has been set over this one, until the default action is set again. */
+/* watch_term(shown, patience_ns): set this handler, with this patience; returns whether it is set. Not if SIGTERM is ignored, and not
+   after the program has set another handler over this one, until the default action is set again. */
 static PyObject *watch_term(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *shown;
     long long patience_ns;
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGTERM};
     struct sigaction before, ours = {.sa_sigaction = on_term};
     if (!PyArg_ParseTuple(args, "OL:watch_term", &shown, &patience_ns)) return NULL;
-    if (term.active && (getpid() != term.pid || is_default())) /* of the parent, which forked; or replaced by the default action */
+    if (term.active && (getpid() != term.pid || is_default())) /* set by the parent before a fork, or replaced by the default action */
         Py_DECREF(unwatch_term(NULL, NULL));
     if (!term.active) {
         if (sigaction(SIGTERM, NULL, &before) < 0 || (before.sa_flags & SA_SIGINFO ? before.sa_sigaction == on_term
