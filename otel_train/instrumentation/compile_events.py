@@ -93,13 +93,13 @@ def _compiled_before(about: Any = None) -> bool | None:
     """
     if about is not None:
         # A backward that is compiled lazily has the id of its forward.
-        return getattr(about.callback_trigger, "name", "") == "DYNAMO" and _counts_again(about.compile_id)
+        return getattr(about.callback_trigger, "name", "") == "DYNAMO" and _was_compiled(about.compile_id)
     context = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
     compile_id = None if context is None else context.current_compile_id()
-    return None if compile_id is None else _counts_again(compile_id)
+    return None if compile_id is None else _was_compiled(compile_id)
 
 
-def _counts_again(compile_id: object) -> bool:
+def _was_compiled(compile_id: object) -> bool:
     """Returns whether an id of the form "frame/previous compilations" has previous compilations."""
     return str(compile_id).rpartition("/")[2] not in ("0", "None")
 

@@ -448,7 +448,7 @@ class PythonReader:
         until_ns = self._clock()
         if self._entries:
             with self._driver.reading(self._device):
-                if not self._driver.capturing():  # on a user's thread that captures a graph
+                if not self._driver.capturing():  # a user's thread may request a summary during a capture
                     self._read_entries()
         if self._entries:
             until_ns = self._entries[0][0]

@@ -249,12 +249,12 @@ class LoaderState(FastNamedTuple):
     """State of the iterators of a loader at one time.
 
     Attributes:
-        expected: worker processes its settings ask for.
-        alive: those that run now.
-        dead: those that ended without being asked to.
-        pids: their process ids, the dead included.
-        queued: batches ready; None where the platform cannot say.
-        pinned: those among them in pinned memory.
+        expected: worker processes that were started.
+        alive: workers that run now.
+        dead: workers that ended without being stopped.
+        pids: process ids of all of them.
+        queued: batches ready; None if the platform does not tell.
+        pinned: batches ready in pinned memory.
         limit: batches that fit.
     """
 

@@ -34,7 +34,7 @@ class _Place(NamedTuple):
 
     Attributes:
         within: position of the container; None at the top.
-        stands_for: number of such positions.
+        stands_for: number of items that the sampled one represents.
     """
 
     within: _Place | None

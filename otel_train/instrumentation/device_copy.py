@@ -29,8 +29,8 @@ class TransferProbe:
 
     ``Tensor.to``, ``Tensor.cuda`` (on Intel devices ``Tensor.xpu``) and ``Tensor.pin_memory`` are replaced by descriptors that
     return the original for the class, and for every tensor that is not on the host, so that comparisons by subclasses and the
-    compiler see the original (docs/decisions/0009). Not recorded: parameters, what ``Module.to`` moves, calls inside compiled code, calls through the
-    class, threads that do not train.
+    compiler see the original (docs/decisions/0009). Not recorded: parameters, what ``Module.to`` moves, calls inside compiled
+    code, calls through the class, threads that do not train.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TransferProbe:
         """Installs the descriptors once a device is in use. Called by the service thread."""
         torch = self._find_torch()
         if not self._methods and not self._removed and hasattr(torch, "Tensor") and self._driver.devices():
-            self._put_in(torch)
+            self._install(torch)
 
     def copied_to_host(self) -> dict[str, int]:
         """Returns the bytes that ``Tensor.cpu`` copied to the host, by device. Called by the service thread."""
@@ -67,7 +67,7 @@ class TransferProbe:
         for method in self._methods:
             method.remove()
 
-    def _put_in(self, torch: Any) -> None:
+    def _install(self, torch: Any) -> None:
         aim = _TargetDevice(torch, self._driver, self._recorder)
         quiet = torch.DisableTorchFunctionSubclass  # ``__torch_function__`` of a subclass must not be called
         size = _sizes(quiet)
@@ -78,13 +78,13 @@ class TransferProbe:
             ("to", partial(away, aim=aim.words), leaving),
             ("xpu" if self._driver.device_type == "xpu" else "cuda", partial(away, aim=aim.words), leaving),
             ("pin_memory", partial(away, aim=lambda *_: pinned), leaving),
-            ("cpu", partial(self._bringing, size=size), coming),
+            ("cpu", partial(self._counted, size=size), coming),
         ):
             self._methods.append(_Method(torch.Tensor, name, make, watches))
         if self._removed:  # meanwhile, by the thread that closes the session
             self.remove()
 
-    def _bringing(self, original: Callable[..., Any], *, size: Callable[[Any], int]) -> Callable[..., Any]:
+    def _counted(self, original: Callable[..., Any], *, size: Callable[[Any], int]) -> Callable[..., Any]:
         to_host = self._to_host.append
 
         def cpu(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -235,9 +235,7 @@ def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]
         kind = type(tensor)
         if kind is plain:
             return tensor.is_cpu is on_host
-        if (
-            kind not in real
-        ):  # one with its own dispatch may hold no data, or tensors that are seen themselves
+        if kind not in real:  # with its own dispatch it may have no data, or inner tensors that are timed
             real[kind] = kind.__torch_dispatch__ is untraced
         if not real[kind]:
             return False

@@ -106,7 +106,7 @@ class FirstRead:
         return self._first.pop() if self._first else next(self._generator)
 
 
-_MADE_BY_PYTHON = frozenset(
+_NOT_FORWARDED = frozenset(
     {"__class__", "__class_getitem__", "__getattribute__", "__init_subclass__", "__new__", "__subclasshook__"}
 )
 """Special methods that are not forwarded: instances do not have them, or they look up the others."""
@@ -125,7 +125,7 @@ def _timed_iterator(kind: type) -> Callable[..., InstrumentedIterator]:
 
     special = {name for name in dir(kind) if name[:2] == "__" and callable(getattr(kind, name, None))}
     own = {name for name in special if getattr(kind, name) is not getattr(object, name, None)}
-    names = (own | {"__reduce_ex__"}) - vars(InstrumentedIterator).keys() - _MADE_BY_PYTHON
+    names = (own | {"__reduce_ex__"}) - vars(InstrumentedIterator).keys() - _NOT_FORWARDED
     passes_for = property(lambda self: type(self._iterator))  # for ``isinstance``
     return type(
         kind.__name__,

@@ -270,7 +270,7 @@ def cuda_driver(environ: Mapping[str, str], files: Sequence[str]) -> CudaDriver 
     try:
         library = ctypes.CDLL("libcuda.so.1")
         exchange = library.cuThreadExchangeStreamCaptureMode
-    except (OSError, AttributeError):  # without it, reading an event could break a capture elsewhere
+    except (OSError, AttributeError):  # without it, querying an event could end another thread's capture
         return None
     return CudaDriver(exchange, library=library, instance=instance_of(environ))
 

@@ -241,7 +241,7 @@ _GENERIC = frozenset(
 )  # fmt: skip
 """Names that any loader may have: another name in an outer frame is preferred."""
 
-_PLUMBING = frozenset({"base_dataloader", "fake_l", "_args"})
+_INNER_NAMES = frozenset({"base_dataloader", "fake_l", "_args"})
 """Names that accelerate, fastai and threading give inner loaders. Never used: the class of the dataset is preferred."""
 
 
@@ -277,7 +277,7 @@ def call_site_of(loader: Any) -> CallSite:  # Any: the user's loader
             role = role_of(variables.get("self"), held, alone=search.nearest is None)
             if role:
                 return CallSite(role, ("role", role))
-            held += _passing_on(variables, held)
+            held += _wrapper_of(variables, held)
     return search.place()
 
 
@@ -306,7 +306,7 @@ class _Search:
             name, key = (self._generic.name, self._generic.key) if self._generic else (generic.name, ())
             self._generic = _Binding(name, key + generic.key)
             self._passed = generic.parameter
-        elif self._passed and self._generic is not None and not _carries(variables, held):
+        elif self._passed and self._generic is not None and not _in_collection(variables, held):
             self._generic = _Binding(self._generic.name, self._generic.key + _position(frame))
             self._passed = False
 
@@ -381,7 +381,7 @@ def _position(frame: FrameType) -> tuple[Hashable, ...]:
     return (*_function(frame), frame.f_lasti)
 
 
-def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
+def _in_collection(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
     """Returns whether one of these variables is a collection that contains the loader, such as ``args`` in a decorator."""
     for value in list(variables.values())[:_MOST_NAMES]:
         entries = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
@@ -390,13 +390,13 @@ def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
     return False
 
 
-def _passing_on(variables: Mapping[str, Any], held: Sequence[Any]) -> list[Any]:
+def _wrapper_of(variables: Mapping[str, Any], held: Sequence[Any]) -> list[Any]:
     """Returns the object whose method runs in this frame, if it is iterable and holds the loader, so that it wraps it."""
     owner = variables.get("self")
     attributes = getattr(owner, "__dict__", {})
     if not hasattr(type(owner), "__iter__") or _is_any(owner, held):
         return []
-    wraps = any(_is_any(value, held) for value in attributes.values()) or _carries(attributes, held)
+    wraps = any(_is_any(value, held) for value in attributes.values()) or _in_collection(attributes, held)
     return [owner] if wraps else []
 
 
@@ -424,13 +424,13 @@ def _holding(names: Mapping[str, Any], loaders: Sequence[Any]) -> Iterator[tuple
     held = [
         (name, value)
         for name, value in list(names.items())[-_MOST_NAMES:]
-        if name[:2] != "__" and name not in _PLUMBING
+        if name[:2] != "__" and name not in _INNER_NAMES
     ]
     yield from ((name, (name,)) for name, value in held if _is_any(value, loaders))
     for name, value in held:
         if type(value) is dict and len(value) <= _MOST_KEYS and name != "kwargs":
             for key, each in value.items():
-                if isinstance(key, str) and key not in _PLUMBING and _is_any(each, loaders):
+                if isinstance(key, str) and key not in _INNER_NAMES and _is_any(each, loaders):
                     yield key, (name, key)
         elif type(value) in (list, tuple) and len(value) <= _MOST_KEYS and name.lower() not in _GENERIC:
             for number, each in enumerate(value):

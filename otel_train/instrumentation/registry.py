@@ -63,8 +63,8 @@ class ProbeRegistry:
     ) -> None:
         self._compiled = compiled or self.attach_again
         self._passes = passes
-        self._next_look_s = 0.0
-        self._looking = Guard("finding parts of models")
+        self._next_search_s = 0.0
+        self._parts_guard = Guard("finding parts of models")
         self.loaders: dict[str, LoaderProbe] = {}
         self.models: list[ModuleProbe] = []
         self._iterables: dict[str, Callable[[], Any]] = {}
@@ -72,7 +72,7 @@ class ProbeRegistry:
         self._module_patch: ModulePatch | None = None
         self._recorder = recorder
         self._by_loader: dict[int, LoaderProbe] = {}
-        self._most_known = 0
+        self._cleanup_size = 0
         self._found: set[str] = set()
         self._timed_kinds: dict[type, Callable[[Any], Iterator[Any]]] = {}
         self._undo: list[Callable[[], None]] = []
@@ -178,10 +178,10 @@ class ProbeRegistry:
     def _pass_starts(self) -> None:
         """Instruments submodules that were added or replaced since the last pass."""
         now_s = time.monotonic()
-        if now_s < self._next_look_s or self._looking.closed:
+        if now_s < self._next_search_s or self._parts_guard.closed:
             return
-        self._next_look_s = now_s + PARTS_EVERY_S
-        with self._looking:
+        self._next_search_s = now_s + PARTS_EVERY_S
+        with self._parts_guard:
             self._compiled()
             self._passes()
 
@@ -244,14 +244,14 @@ class ProbeRegistry:
 
     def _forget_dead(self) -> None:
         """Drops the entries of deleted loaders, each time that the number of entries has doubled."""
-        if len(self._by_loader) < self._most_known:
+        if len(self._by_loader) < self._cleanup_size:
             return
         self._by_loader = {
             key: probe
             for key, probe in self._by_loader.items()
             if key in (id(probe.loader()), id(probe.inner()))
         }
-        self._most_known = 2 * len(self._by_loader) + MOST_FOUND
+        self._cleanup_size = 2 * len(self._by_loader) + MOST_FOUND
 
     def _stand_in(self, made: Any) -> None:  # Any: a DataLoader
         """Treats a DataLoader that a framework makes from a given one, as accelerate's ``prepare`` does, as the given one."""

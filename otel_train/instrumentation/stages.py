@@ -154,7 +154,7 @@ class Stage:
     def __init__(self, name: str) -> None:
         try:
             known = name in known_stages
-        except TypeError:  # of what cannot be hashed
+        except TypeError:  # the name cannot be hashed
             known = False
         self.name = name if known else stage_name("stage({})", name)
 

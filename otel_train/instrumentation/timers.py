@@ -67,7 +67,7 @@ class Timers:
         self._taken = 0
         self._guards: dict[str, Guard] = {}
         self._silent = False
-        recorder.when_silenced.append(self._fall_silent)
+        recorder.when_silenced.append(self._stop)
 
     def begin(self, name: str) -> Token:
         """Begins an operation; returns the token for ``end``.
@@ -79,7 +79,7 @@ class Timers:
             return Token(name)
         try:
             source = self._sources[name]
-        except (KeyError, TypeError):  # the latter of what cannot be hashed
+        except (KeyError, TypeError):  # the latter if the name cannot be hashed
             source = self._register(name)
         return Token(name, source, self._clock(), self)
 
@@ -138,5 +138,5 @@ class Timers:
             with guard:
                 raise ValueError(f"{why} ({calling()})")
 
-    def _fall_silent(self) -> None:
+    def _stop(self) -> None:
         self._silent = True

@@ -42,7 +42,7 @@ class SharedRows:
     """Memory that the workers of one iterator write and their parent reads.
 
     Args:
-        file: an open file of that size; None to create one. It is closed by ``seal``.
+        file: an open file of the size of all rows; None to create one. It is closed by ``seal``.
 
     Raises:
         OSError: shared memory is not available.
