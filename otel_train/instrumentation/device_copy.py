@@ -110,7 +110,7 @@ class _Method:
         self._original = getattr(owner, name)
         self._bind = self._original.__get__
         self._wrapper: Callable[..., Any] | None = make(self._original)
-        self._wrapper.__name__ = name  # what a bound method is pickled by
+        self._wrapper.__name__ = name  # a bound method is pickled by this name
         self._watches = watches
         setattr(owner, name, self)
 

@@ -347,7 +347,7 @@ class ProbeRegistry:
 
 
 def _is_data_loader(loader: Any) -> bool:  # Any: the user's own
-    from torch.utils.data import DataLoader  # only asked when torch is there
+    from torch.utils.data import DataLoader  # called only if torch has been imported
 
     return isinstance(loader, DataLoader)
 
@@ -400,9 +400,9 @@ class TorchProbes:
 
 
 def _skipper_of_whole_calls(compiler: Any) -> Callable[[Any], None] | None:  # Any: torch._dynamo.eval_frame
-    """Returns what excludes a function and everything that it calls from compilation; None if torch lacks it.
+    """Returns a function that excludes code, and all code that it calls, from compilation; None if torch lacks it.
 
-    Not for the wrapper of backward, below which the user's code runs.
+    Not used for the wrapper of backward, which calls code of the user.
     """
     strategy = getattr(compiler, "FrameExecStrategy", None)
     set_strategy = getattr(compiler, "set_code_exec_strategy", None)

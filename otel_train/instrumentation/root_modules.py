@@ -1,4 +1,4 @@
-"""Finds models that were not given, the outermost module calls of the loop, and records them."""
+"""Finds models that the program has not passed to ``instrument``, by the outermost module calls of the loop, and records them."""
 
 from __future__ import annotations
 
