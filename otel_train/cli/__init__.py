@@ -10,12 +10,12 @@ from otel_train.safety import printable
 
 
 def complain(text: str) -> None:
-    """Prints one line on standard error, which leaves the output to programs that read it."""
-    if sys.stderr is not None:  # it is closed: print would take standard output in its place
+    """Prints one line on standard error: standard output is for the data that other programs read."""
+    if sys.stderr is not None:  # None where it was closed: print(file=None) writes to standard output
         with suppress(OSError):
             print(f"otel-train: {printable(' '.join(text.split()))}", file=sys.stderr)
 
 
 def print_json(document: object, indent: int | None = None) -> None:
-    """Prints JSON in ASCII: any standard output takes it, and no name in it moves the cursor."""
+    """Prints JSON with non-ASCII characters escaped: any output encoding has them, and no name can control the terminal."""
     print(dump_json(document, indent, ascii_only=True))

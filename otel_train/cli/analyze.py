@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     traces = read_all(chosen_traces(args.trace, args.run_dir))
     documents = summarize_ranks(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):
-        if not problem_of(metadata_path(trace.path)):  # it is read and replaced
+        if not problem_of(metadata_path(trace.path)):  # the metadata can be read, so that it may be replaced
             note_analysis(trace.path, document)
         if args.shapes:
             document["shapes"] = {args.shapes: shapes(trace.path, args.shapes, most=args.top)}

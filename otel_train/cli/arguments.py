@@ -1,4 +1,4 @@
-"""Runs, ranks and traces given on the command line."""
+"""Command-line arguments that several commands share: the runs, ranks and traces that they name."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Document = TypeVar("Document")
 Item = TypeVar("Item")
 
 LARGE_BYTES = 100 << 20
-"""From here on reading takes long enough to show how far it is."""
+"""Least size of a trace file for which a progress line is shown: smaller ones are read quickly."""
 
-_EVERY_S = 0.2
+_REDRAW_INTERVAL_S = 0.2
 
 
 def names_a_file(target: str) -> bool:
-    """Returns whether a file is named, and no run; a RunDirectoryError for a pipe or a device."""
+    """Returns whether the argument is the path of a file rather than a run; raises RunDirectoryError for a pipe or a device."""
     path = Path(target)
     if not path.exists() and path.suffix in (".json", ".gz"):
         raise RunDirectoryError(f"{target}: there is no such file")
@@ -47,7 +47,7 @@ def names_a_file(target: str) -> bool:
 
 
 def chosen_traces(targets: Sequence[str], run_dir: str) -> list[Path]:
-    """Returns the trace files that are named; of a run (the newest one without a name), the newest capture of every rank."""
+    """Returns the given trace files, or the newest capture of every rank of the given run (default: the newest run)."""
     files = [Path(target) for target in targets]
     if files and all(map(names_a_file, targets)):
         return files
@@ -64,27 +64,27 @@ def chosen_traces(targets: Sequence[str], run_dir: str) -> list[Path]:
 
 def read_all(paths: Sequence[Path]) -> list[Trace]:
     """Reads the traces, with a progress line on a terminal."""
-    return [_numbered(read(path, progress=progress(path, sys.stderr))) for path in paths]
+    return [_with_rank(read(path, progress=progress(path, sys.stderr))) for path in paths]
 
 
-def _numbered(trace: Trace) -> Trace:
-    """Sets the rank of a trace from its file name if it contains none."""
+def _with_rank(trace: Trace) -> Trace:
+    """Sets the rank of a trace from its file name if the trace does not contain it."""
     match = OF_A_RANK.search(trace.path.name)
     if trace.rank is not None or match is None:
         return trace
-    unsaid = tuple(sentence for sentence in trace.missing if "its rank" not in sentence)
-    return replace(trace, rank=int(match[1]), missing=unsaid)
+    missing = tuple(sentence for sentence in trace.missing if "its rank" not in sentence)
+    return replace(trace, rank=int(match[1]), missing=missing)
 
 
 def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
-    """Returns what shows on a terminal how far a large file is; None where nothing should."""
+    """Returns a callback that draws the progress of reading a large file on a terminal; None for a small file or no terminal."""
     try:
         large = path.stat().st_size >= LARGE_BYTES
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not large or not stream.isatty():
         return None
-    begun, write = time.monotonic(), _line_on(stream)
+    begun, write = time.monotonic(), _line_writer(stream)
 
     def show(done: int, size: int) -> None:
         rate = done / 1e6 / max(time.monotonic() - begun, 1e-9)
@@ -94,13 +94,13 @@ def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
     return show
 
 
-def _line_on(stream: TextIO) -> Callable[[str], None]:
-    """Returns what rewrites the last line of a terminal, five times a second at most; "" clears it."""
+def _line_writer(stream: TextIO) -> Callable[[str], None]:
+    """Returns a function that rewrites the last line of a terminal, at most five times a second; "" clears the line."""
     last = [0.0]
 
     def write(text: str) -> None:
         now = time.monotonic()
-        if not text or now - last[0] >= _EVERY_S:
+        if not text or now - last[0] >= _REDRAW_INTERVAL_S:
             last[0] = now
             print(f"\r\x1b[K{text}", end="", file=stream, flush=True)
 
@@ -108,12 +108,12 @@ def _line_on(stream: TextIO) -> Callable[[str], None]:
 
 
 _MANY_RANKS = 8
-"""From here on slow work on ranks is worth several processes."""
+"""Least number of ranks for which slow work is divided among several processes."""
 
 _MOST_PROCESSES = 32
 
 _MOST_NAMED = 4
-"""Earlier trainings that are named, the latest of them; groups of ranks, the first of them."""
+"""Most entries of a list in a message: the latest earlier trainings, the first groups of ranks."""
 
 
 def add_run_arguments(
@@ -122,9 +122,9 @@ def add_run_arguments(
     rank: str = "only this rank (default: all)",
     documents: str = "print JSON: one object per rank and line",
 ) -> None:
-    """Adds what every command takes that reads a run; ``rank`` and ``documents`` are the help of two options."""
-    which = "a run directory, one of its rank folders, or a run id (default: the newest run)"
-    parser.add_argument("run", nargs="?", metavar="RUN", help=which)
+    """Adds the arguments of a command that reads a run; ``rank`` and ``documents`` are the help of --rank and --json."""
+    run = "a run directory, one of its rank folders, or a run id (default: the newest run)"
+    parser.add_argument("run", nargs="?", metavar="RUN", help=run)
     parser.add_argument("--rank", type=at_least(0), metavar="N", help=rank)
     parser.add_argument("--json", action="store_true", help=documents)
     add_run_dir(parser)
@@ -140,7 +140,7 @@ MOST_INT: Final = 2**63 - 1
 
 
 def at_least(least: int, most: int = MOST_INT, *, zero: str = "") -> Callable[[str], int]:
-    """Returns a parser of an option that is a whole number in these bounds; ``zero``: what 0 means, for the message."""
+    """Returns a parser of whole numbers from ``least`` to ``most``; ``zero``: the meaning of 0, for the error message."""
     rule = f"from {least} to {most}" if most < MOST_INT else f"from {least} on"
 
     def parse(given: str) -> int:
@@ -152,7 +152,7 @@ def at_least(least: int, most: int = MOST_INT, *, zero: str = "") -> Callable[[s
 
 
 def amount(unit: str, most: float, *, above: bool = False) -> Callable[[str], float]:
-    """Returns a parser of an option that is a number of ``unit`` from 0 to ``most``; ``above``: 0 itself is none."""
+    """Returns a parser of numbers of ``unit`` from 0 to ``most``; ``above``: 0 itself is refused."""
 
     def parse(given: str) -> float:
         with suppress(ValueError):
@@ -169,19 +169,19 @@ class FormerOption(argparse.Action):
     """An option under its former name; prints the new name to standard error."""
 
     def __call__(self, _: object, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
-        """Sets the present option."""
-        present = f"--{self.dest.replace('_', '-')}"
-        complain(f"{option} is now {present}; version 0.2 refuses the former name")
+        """Sets the option of the new name."""
+        renamed = f"--{self.dest.replace('_', '-')}"
+        complain(f"{option} is now {renamed}; version 0.2 refuses the former name")
         setattr(namespace, self.dest, True if self.nargs == 0 else values)
 
 
 def default_run_dir() -> str:
-    """Returns the run folder that settings in this folder select."""
-    return resolve().config.run_dir  # what is wrong in other settings, otel-train doctor says
+    """Returns the setting ``run_dir``, as environment and settings file give it in the working directory."""
+    return resolve().config.run_dir  # otel-train doctor reports what is wrong in other settings
 
 
 def ignored_settings(run_dir: str) -> str:
-    """Returns what of the settings is ignored, where ``run_dir`` is a default that one of them may have changed."""
+    """Returns the problems of ignored settings if ``run_dir`` is the default, which one of them may have been meant to change."""
     settings = resolve()
     if run_dir != settings.config.run_dir or "run_dir" in settings.origins:
         return ""
@@ -189,7 +189,7 @@ def ignored_settings(run_dir: str) -> str:
 
 
 def chosen_run(run: str | None, run_dir: str) -> Path:
-    """Returns the run directory that is named; None is the newest. See ``find_run``."""
+    """Returns the run directory of the argument RUN; None: the newest. See ``find_run``."""
     try:
         return find_run(run, Path(run_dir))
     except RunDirectoryError as error:
@@ -199,11 +199,11 @@ def chosen_run(run: str | None, run_dir: str) -> Path:
 
 
 def ranks_with(run: Path, file_name: str) -> Mapping[int, Path]:
-    """Returns the folder of each rank that has ``file_name``, by rank; a RunDirectoryError where none has."""
-    every = rank_folders(run).items()
-    if found := {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}:
+    """Returns the folder of each rank that has ``file_name``, by rank; raises RunDirectoryError if no rank has it."""
+    folders = rank_folders(run).items()
+    if found := {rank: folder for rank, folder in folders if mark_of(folder / file_name) is not None}:
         return found
-    for path in (folder / file_name for _, folder in every):
+    for path in (folder / file_name for _, folder in folders):
         if os.path.lexists(path):
             raise RunDirectoryError(f"{path}: cannot be read: {problem_of(path)}")
     switched_off = " Or is it switched off (flight_recorder=False)?" if file_name == FLIGHT_FILE else ""
@@ -214,36 +214,36 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
     """Returns the folder of each selected rank that has ``file_name``, by rank."""
     run = chosen_run(args.run, args.run_dir)
     found = ranks_with(run, file_name)
-    asked = _named_rank(args.run, args.rank)
-    if asked is None:
+    selected = _named_rank(args.run, args.rank)
+    if selected is None:
         return found
-    if asked not in found:
-        said = f"{run}: rank {asked} has no {file_name}. Ranks that have one: {listed(list(found))}"
-        raise RunDirectoryError(said)
-    return {asked: found[asked]}
+    if selected not in found:
+        problem = f"{run}: rank {selected} has no {file_name}. Ranks that have one: {listed(list(found))}"
+        raise RunDirectoryError(problem)
+    return {selected: found[selected]}
 
 
 def read_ranks(
     args: argparse.Namespace, file_name: str, read: Callable[[Path], Document], *, is_slow: bool = False
 ) -> tuple[dict[Path, Document], int]:
-    """Reads ``file_name`` of each selected rank, and names on standard error the ranks in which that fails.
+    """Reads a document of each selected rank, and reports on standard error the ranks for which that fails.
 
     Args:
-        args: the ranks that are selected.
-        file_name: without it, a rank is passed over.
-        read: gets the folder of a rank.
-        is_slow: it takes a second of a processor: many ranks are read in several processes, so it is a function of a module.
+        args: arguments of the command, which select the run and its ranks.
+        file_name: ranks without this file are skipped.
+        read: reads the document from the folder of a rank.
+        is_slow: ``read`` takes about a second: many ranks are read in several processes, so it must be picklable.
 
     Returns:
-        What was read, by folder, and the exit code.
+        The documents by folder, and the exit code.
 
     Raises:
         RunDirectoryError: no rank can be read.
     """
     folders, problems, found = chosen_ranks(args, file_name), [], {}
     work = partial(_read_or_problem, read)
-    several = in_processes if is_slow else map
-    for folder, document in zip(folders.values(), several(work, folders.values()), strict=True):
+    apply = in_processes if is_slow else map
+    for folder, document in zip(folders.values(), apply(work, folders.values()), strict=True):
         if isinstance(document, RunDirectoryError):
             problems.append(document)
         else:
@@ -267,7 +267,7 @@ def _read_or_problem(read: Callable[[Path], Document], folder: Path) -> Document
 
 
 def in_processes(work: Callable[[Item], Document], ranks: Collection[Item]) -> list[Document]:
-    """Does what ``map`` does, for many ranks on all processors; on one where no process or thread can be started, or one is killed."""
+    """Applies ``work`` to ranks, to many of them in forked processes; in this process if one cannot be started, or is killed."""
     if len(ranks) < _MANY_RANKS:
         return list(map(work, ranks))
     from concurrent.futures import ProcessPoolExecutor
@@ -278,7 +278,7 @@ def in_processes(work: Callable[[Item], Document], ranks: Collection[Item]) -> l
     end_too = end_with_parent()
 
     def begin() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends without a word at Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a worker ends at Ctrl-C without a traceback
         end_too()
 
     try:
@@ -290,8 +290,8 @@ def in_processes(work: Callable[[Item], Document], ranks: Collection[Item]) -> l
 
 
 def _counted(results: Iterable[Document], number: int) -> Iterator[Document]:
-    """Yields the results for ranks; a terminal shows how many there are."""
-    write = _line_on(sys.stderr) if sys.stderr.isatty() else None
+    """Yields the results for ranks, and shows on a terminal how many are done."""
+    write = _line_writer(sys.stderr) if sys.stderr.isatty() else None
     for done, result in enumerate(results, 1):
         if write is not None:
             write(f"read {done:,} of {number:,} ranks" if done < number else "")
@@ -299,12 +299,12 @@ def _counted(results: Iterable[Document], number: int) -> Iterator[Document]:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Returns the words for some ranks in ascending order, such as ``ranks 0-7, 12``; of many groups the first are named."""
+    """Returns ascending ranks as text, such as ``ranks 0-7, 12``; of many groups the first ones and the number of the rest."""
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {listed(ranks)}"
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Returns the numbers of ``named_ranks`` alone."""
+    """Returns the text of ``named_ranks`` without the word ``ranks``."""
     groups: list[list[int]] = []
     for rank in ranks:
         if groups and rank == groups[-1][-1] + 1:
@@ -317,23 +317,23 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def ranks_present(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the number of ranks, and of how many where not all have files here: each host may have a run directory of its own."""
+    """Returns ``N ranks``, or ``N of M ranks`` if some of the M have no files here: each host may have its own run directory."""
     world_size = max((each.get("world_size") or 0 for each in documents), default=0)
     return f"{len(documents)}{f' of {world_size}' if world_size > len(documents) else ''} ranks"
 
 
 def one_rank(target: str | None, args: argparse.Namespace) -> tuple[int, Path]:
-    """Returns a rank of a run with its folder: the one that is named, else the first."""
+    """Returns the selected rank of a run, else its lowest, with its folder."""
     run = chosen_run(target, args.run_dir)
-    ranks, asked = rank_folders(run), _named_rank(target, args.rank)
-    rank = min(ranks, default=0) if asked is None else asked
+    ranks, selected = rank_folders(run), _named_rank(target, args.rank)
+    rank = min(ranks, default=0) if selected is None else selected
     if rank not in ranks:
         raise RunDirectoryError(f"{run}: has no rank {rank}. Ranks: {listed(list(ranks)) or 'none'}")
     return rank, ranks[rank]
 
 
 def _named_rank(target: str | None, rank: int | None) -> int | None:
-    """Returns the rank named by ``--rank``, or by the folder of a rank given as RUN."""
+    """Returns the rank of the option --rank, or of a rank folder that was given as RUN; None if neither selects one."""
     if rank is None and target:
         found = re.fullmatch(r"rank(\d+)", Path(target).resolve().name)
         return int(found[1]) if found else None
@@ -345,5 +345,5 @@ def print_earlier_trainings(run: Path) -> None:
     earlier = earlier_trainings(run)
     if earlier:
         others = "the one before" if len(earlier) == 1 else f"the {len(earlier)} before"
-        said = f"{run} shows training {len(earlier) + 1} of its run. To see {others}, give as RUN: "
-        complain(said + ", ".join(map(str, earlier[-_MOST_NAMED:])))
+        message = f"{run} shows training {len(earlier) + 1} of its run. To see {others}, give as RUN: "
+        complain(message + ", ".join(map(str, earlier[-_MOST_NAMED:])))

@@ -33,9 +33,9 @@ examples:
   otel-train compare runs/main runs/mine --fail-if-slower 5%    exit code 1 if steps are more than 5 % longer
 """
 _ROWS, _VALUE, _RATIO, _INTERVAL = 14, 10, 9, 18
-_POINT = 0.01
+_LEAST_DIFFERENCE = 0.01  # of two shares, to be printed: one percentage point
 _NO_LIMIT = 1.0
-"""A limit of twice as long is a typing error: 5 for 5 %."""
+"""Share from which ``--fail-if-slower`` is refused: a limit of 100 % or more is taken for a typing error, 5 for 5 %."""
 _STYLES = {"slower": "red", "faster": "green"}
 
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the comparison; exit code 1 if it is slower than allowed."""
+    """Prints the comparison; returns 1 if steps are slower than ``--fail-if-slower`` allows."""
     document = compare(*(_side(target, args) for target in (args.before, args.after)))
     slower = None if args.fail_if_slower is None else is_slower(document, args.fail_if_slower)
     if args.json:
@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
         page = TextLayout.of(sys.stdout)
         print(page.finish(_lines(page, document)), end="")
     if args.fail_if_slower is not None and slower is not False:
-        said = f"slower by more than {percent(args.fail_if_slower)}"
-        said = f"is {said}" if slower else f"may be {said}: there are too few steps to tell"
-        complain(f"{document['after']} {said}")
+        change = f"slower by more than {percent(args.fail_if_slower)}"
+        change = f"is {change}" if slower else f"may be {change}: there are too few steps to tell"
+        complain(f"{document['after']} {change}")
     return SLOWER if slower else 0
 
 
@@ -106,12 +106,12 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield from _quantiles(page, step)
     for row in document["shares"]:
-        if abs(row["before"] - row["after"]) >= _POINT:
+        if abs(row["before"] - row["after"]) >= _LEAST_DIFFERENCE:
             values = right(percent(row["before"]), _VALUE) + right(percent(row["after"]), _VALUE)
             yield INDENT + pad(page.safe(row["name"].replace("_", " ")), column) + values
-    for key, said in (("only_before", "only in the first"), ("only_after", "only in the second")):
+    for key, heading in (("only_before", "only in the first"), ("only_after", "only in the second")):
         if document[key]:
-            yield from _dim(page, f"{said}: {', '.join(document[key][:8])}")
+            yield from _dim(page, f"{heading}: {', '.join(document[key][:8])}")
 
 
 def _dim(page: TextLayout, text: str) -> Iterator[str]:

@@ -36,7 +36,7 @@ Ctrl-C ends training early, prints the run summary and gives exit code 0.
 ENDPOINTS = [f"OTEL_EXPORTER_OTLP_{signal}ENDPOINT" for signal in ("", "METRICS_", "TRACES_")]
 
 PASSED_ON = ("minutes", "steps", "epochs", "steps_per_epoch", "seed", "device", "workers")
-"""Options that are the script's own."""
+"""Options that are passed on to the script ``otel_train/demo.py`` under the same names."""
 
 MOST_MINUTES, MOST_WORKERS = 60 * 24, 256
 
@@ -49,7 +49,7 @@ PROFILER: Final[dict[str | None, dict[str, str]]] = {
         "OTEL_TRAIN_PROFILER_SCHEDULE": "repeat=1",
     },
 }
-"""What ``--profiler`` sets in the environment."""
+"""Environment variables that ``--profiler`` sets, by its value."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,12 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, prints the run summary and what to try next."""
+    """Trains, then prints the run summary and what to try next."""
     require("tqdm", extra="demo")
     torch: Any = require("torch", extra="demo")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device=cuda: torch sees no CUDA device here. Use --device cpu")
-    # The script has no options for our settings: they are passed as in any training program, in the environment.
+    # The script has no options for settings of otel_train: it takes them from the environment, as any training program.
     if args.run_dir:
         os.environ["OTEL_TRAIN_RUN_DIR"] = args.run_dir
     os.environ.update(PROFILER[args.profiler])
@@ -85,28 +85,28 @@ def run(args: argparse.Namespace) -> int:
     print(f"{what} Ctrl-C ends it early, with the run summary.", flush=True)
     with tempfile.TemporaryDirectory(prefix="otel-train-demo-") as folder:
         words = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in PASSED_ON]
-        # By name: no module of the library knows the script, which is a user like any other.
+        # By name: import-linter lets no module of the package import the demo, which stands for a user's program.
         script: Any = import_module("otel_train.demo")
         script.main([*words, f"--checkpoint={Path(folder) / 'character_transformer.pt'}"])
         summary = _close()
     if args.profiler != "off":
         artifacts = args.profiler == "on"
-        said = closing_text(
+        closing = closing_text(
             summary, os.environ, artifacts=artifacts, workers=args.workers, command=command_line()
         )
-        print(said, end="")
+        print(closing, end="")
     return 0
 
 
 def command_line() -> str:
-    """Returns what starts otel-train in this shell: its name where that is on PATH, else its path."""
+    """Returns the command that starts otel-train in this shell: its name if it is on PATH, else its path."""
     if shutil.which("otel-train"):
         return "otel-train"
     script = Path(sysconfig.get_path("scripts"), "otel-train")
     if not script.is_file():
         return f"{shlex.quote(sys.executable)} -m otel_train"
-    near = script.is_relative_to(Path.cwd())
-    return shlex.quote(str(script.relative_to(Path.cwd()) if near else script))
+    is_below = script.is_relative_to(Path.cwd())
+    return shlex.quote(str(script.relative_to(Path.cwd()) if is_below else script))
 
 
 def closing_text(
@@ -117,7 +117,7 @@ def closing_text(
     workers: int = 0,
     command: str = "otel-train",
 ) -> str:
-    """Returns where things were, and what to try next with ``command``, by the main finding."""
+    """Returns the addresses and paths of the run, and what to try next with ``command``, which depends on the main finding."""
     metrics_url, run_dir = summary.get("metrics_url"), summary.get("run_dir")
     lines = []
     if metrics_url:
@@ -140,8 +140,8 @@ def _advice(summary: Mapping[str, Any], workers: int, command: str) -> list[str]
     if finding.get("name") == "too_early":
         return [f"Let it run longer {command} demo --minutes 1"]
     if finding.get("name") == "input_bound" and finding.get("loader") == "code":
-        asked = [int(number) for number in re.findall(r"num_workers=(\d+)", str(finding.get("advice")))]
-        enough = max(asked, default=0)
+        advised = [int(number) for number in re.findall(r"num_workers=(\d+)", str(finding.get("advice")))]
+        enough = max(advised, default=0)
         return [f"Follow the advice {command} demo --workers {enough}"] if enough > workers else []
     return [f"Without workers   {command} demo"] if workers else []
 

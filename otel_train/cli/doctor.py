@@ -49,7 +49,7 @@ LONGEST_WAIT_S = 600.0
 LOCAL_WITHIN_S = 10.0
 ENDPOINT_WITHIN_S = 30.0
 SENDING_WITHIN_S = 30.0
-"""Two signals of five seconds each, and three queries; the wait for arrival is added."""
+"""Time limit of the end-to-end check without the wait for arrival: two requests of at most 5 s, and three queries."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the checks and prints the results; returns the exit code of the worst result."""
+    """Runs the checks and prints the results; returns the exit code for the worst result."""
     findings = run_all_checks(os.environ, _targets(args), endpoint_url=args.endpoint, wait_s=args.wait)
     code = CODES[worst_state(findings)]
     if args.json:
@@ -86,20 +86,20 @@ def run(args: argparse.Namespace) -> int:
 def run_all_checks(
     environ: Mapping[str, str], places: end_to_end.ProbeTargets, *, endpoint_url: str = "", wait_s: float
 ) -> list[CheckResult]:
-    """Makes all checks, in the order in which telemetry depends on them; ``wait_s=0`` sends nothing."""
+    """Runs all checks in order of dependency, local ones first; ``wait_s=0`` leaves out the end-to-end check, which sends data."""
     config = resolve(environ=environ).config
     wanted = config.otlp == "on"
     machine = environment.Machine()
     run_directory = partial(environment.check_run_directory, config, machine)
-    machinery = partial(environment.check_machine, config, environ, machine)
-    asked = partial(endpoint.check_endpoint, environ, endpoint_url, wanted=wanted)
+    check_machine = partial(environment.check_machine, config, environ, machine)
+    check_endpoint = partial(endpoint.check_endpoint, environ, endpoint_url, wanted=wanted)
     found = checks.run(
         [
             Check(environment.PACKAGES, partial(environment.check_packages, machine), LOCAL_WITHIN_S),
             Check(environment.SETTINGS, partial(environment.check_settings, environ), LOCAL_WITHIN_S),
             Check(environment.RUNS, run_directory, LOCAL_WITHIN_S),
-            Check(environment.MACHINE, machinery, LOCAL_WITHIN_S),
-            Check(endpoint.AREA, asked, ENDPOINT_WITHIN_S),
+            Check(environment.MACHINE, check_machine, LOCAL_WITHIN_S),
+            Check(endpoint.AREA, check_endpoint, ENDPOINT_WITHIN_S),
         ]
     )
     if wait_s <= 0:
@@ -114,7 +114,7 @@ def run_all_checks(
 
 
 def lines(findings: Iterable[CheckResult], page: TextLayout) -> list[str]:
-    """Returns the diagnosis for people: a heading per area, a mark per finding, the remedy below it."""
+    """Returns the results as text: a heading per area, a mark and a sentence per result, its remedy below."""
     listed = list(findings)
     text: list[str] = []
     for area, of_area in groupby(listed, lambda finding: finding.area):

@@ -39,16 +39,16 @@ COMMANDS = {
     "doctor": "check environment, settings and endpoints; find why data is missing",
     "stack": "start and stop Collector, Prometheus, Alertmanager, trace store and Grafana",
 }
-"""Each is a module of this folder with ``DESCRIPTION``, ``EPILOG``, ``add_arguments(parser)`` and ``run(args) -> int``."""
+"""Help of each command, a module of this folder: ``DESCRIPTION``, ``EPILOG``, ``add_arguments(parser)``, ``run(args) -> int``."""
 
 FORMER = {"artifacts": "export", "check": "validate", "catalog": "metrics"}
 """Former names of commands, accepted until version 0.2."""
 
 BEFORE_A_PROGRAM = ("profile",)
-"""Commands of which ``-- PROGRAM`` is a part; argparse takes the two dashes away."""
+"""Commands that take a program after ``--``. It is split off before argparse, which drops the two dashes."""
 
 WITH_PROGRAMS = ("run", "demo", "stack")
-"""Commands that start processes, which get the signals as well; they handle Ctrl-C themselves."""
+"""Commands that handle Ctrl-C themselves: they start processes, which get the signal as well."""
 
 DESCRIPTION = """\
 Measures PyTorch training: the time of each stage per step, loader and rank, and the bottleneck.
@@ -82,24 +82,24 @@ Exit codes: 0 success, 1 partial success or a failed check, 2 error, 130 Ctrl-C.
 FAILED, BROKEN_PIPE, INTERRUPTED = 2, 141, 130  # the last two: 128 and the signal's number, as in a shell
 
 _RETURN_S = 0.5
-"""As long, or twice that, a system call may go on after Ctrl-C."""
+"""Interval at which a pending Ctrl-C is looked for. A system call that still blocks after one to two of them is given up."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A write fails with these. Of files that a command writes it says so itself; what is left is its output."""
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write to a full disk. Without a file name it was to standard output: commands report errors of their files."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code.
 
-    Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that is no ``OtelTrainError``.
+    Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that is not an ``OtelTrainError``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a path may have any character
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has: paths may be undecodable
     try:
         try:
             code = _run(words, is_process=argv is None)
-        finally:  # also where argparse ends the program
+        finally:  # also after SystemExit, which argparse raises
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OtelTrainError as error:
@@ -110,12 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _forget_stdout()
         return BROKEN_PIPE
-    except Exception as error:  # whatever a damaged file or a machine at its limits makes of a command
-        if isinstance(error.__cause__, KeyboardInterrupt):  # in __set_name__, which Python before 3.12 wraps
+    except Exception as error:  # a damaged file, or a machine without memory or disk space, may cause any
+        if isinstance(error.__cause__, KeyboardInterrupt):  # in __set_name__, before Python 3.12
             return INTERRUPTED
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        is_full = isinstance(error, OSError) and error.errno in _FULL and error.filename is None
+        is_full = isinstance(error, OSError) and error.errno in _DISK_FULL_ERRORS and error.filename is None
         if is_full:
             _forget_stdout()
         complain(f"standard output cannot be written: {error}" if is_full else unexpected(error))
@@ -124,11 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def unexpected(error: Exception) -> str:
-    """Returns the message to the user about an error that is no ``OtelTrainError``."""
+    """Returns the message to the user about an error that is not an ``OtelTrainError``."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "otel_train" in frame.filename]
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    said = f"unexpected {type(error).__name__}{where}: {error}".rstrip(": ")
-    return f"{said}. {_cause(error)}; {DEBUG_VARIABLE}=1 shows the traceback"
+    problem = f"unexpected {type(error).__name__}{where}: {error}".rstrip(": ")
+    return f"{problem}. {_cause(error)}; {DEBUG_VARIABLE}=1 shows the traceback"
 
 
 def _cause(error: Exception) -> str:
@@ -146,49 +146,49 @@ def _cause(error: Exception) -> str:
 
 
 def _run(words: list[str], *, is_process: bool) -> int:
-    asked = next((word for word in words if not word.startswith("-")), "")
-    if asked in FORMER:
-        words[words.index(asked)] = FORMER[asked]
-        complain(f"'{asked}' is now '{FORMER[asked]}'; version 0.2 refuses the former name")
-        asked = FORMER[asked]
-    parser, command = parser_of(asked)
-    close = "" if asked in COMMANDS or words[:1] != [asked] else near(asked, COMMANDS)
+    name = next((word for word in words if not word.startswith("-")), "")
+    if name in FORMER:
+        words[words.index(name)] = FORMER[name]
+        complain(f"'{name}' is now '{FORMER[name]}'; version 0.2 refuses the former name")
+        name = FORMER[name]
+    parser, command = parser_of(name)
+    close = "" if name in COMMANDS or words[:1] != [name] else near(name, COMMANDS)
     if close:
-        parser.error(f"{shown(asked)}: there is no such command. Did you mean '{close}'?")
-    at = words.index("--") if asked in BEFORE_A_PROGRAM and "--" in words else len(words)
+        parser.error(f"{shown(name)}: there is no such command. Did you mean '{close}'?")
+    at = words.index("--") if name in BEFORE_A_PROGRAM and "--" in words else len(words)
     args = parser.parse_args(words[:at])
-    if asked in BEFORE_A_PROGRAM:
-        args.program = words[at + 1 :]  # which may look like options of the command
+    if name in BEFORE_A_PROGRAM:
+        args.program = words[at + 1 :]  # its words may look like options of the command
     if args.command is None:
         parser.print_help(sys.stderr)
         return FAILED
-    alone = is_process and asked not in WITH_PROGRAMS and at == len(words)
-    if alone:
+    starts_none = is_process and name not in WITH_PROGRAMS and at == len(words)
+    if starts_none:
         with suppress(RuntimeError):  # no thread can be started
-            daemon_thread(_end_where_ctrl_c_waits, "otel-train-ctrl-c").start()
+            daemon_thread(_end_if_sigint_pends, "otel-train-ctrl-c").start()
     try:
         return int(command.run(args))
     except KeyboardInterrupt:
-        if alone:
-            _end_where_threads_wait()
+        if starts_none:
+            _end_if_threads_block()
         raise
 
 
-def _end_where_ctrl_c_waits() -> None:
-    """Ends the process once Ctrl-C has waited for a system call for a while; runs in a thread that takes no signals.
+def _end_if_sigint_pends() -> None:
+    """Ends the process if SIGINT stays pending; runs on a thread that blocks signals.
 
-    The signal is pending until the main thread returns from the call, which it never does on a disk that hangs.
+    It stays pending while the main thread is in an uninterruptible system call, which on a hung disk never returns.
     """
-    waits = False
+    pends = False
     while True:
         time.sleep(_RETURN_S)
-        waited, waits = waits, signal.SIGINT in signal.sigpending()
-        if waited and waits:
+        pended, pends = pends, signal.SIGINT in signal.sigpending()
+        if pended and pends:
             _end_at_once()
 
 
-def _end_where_threads_wait() -> None:
-    """Ends the process after Ctrl-C if a thread does not end that the interpreter waits for, as one of ``ui`` that reads."""
+def _end_if_threads_block() -> None:
+    """Ends the process after Ctrl-C if a non-daemon thread, which the interpreter would join, does not end: ``ui`` reads files on such."""
     until_s = time.monotonic() + _RETURN_S
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
@@ -203,7 +203,7 @@ def _end_at_once() -> NoReturn:
 
 
 def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command
-    """Returns the parser, and the module of the selected command; only its arguments are defined."""
+    """Returns the parser, and the module of the selected command: only the options of that command are defined."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=raw)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
@@ -212,7 +212,7 @@ def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the mo
     for name, meaning in COMMANDS.items():
         added = subparsers.add_parser(name, help=meaning, formatter_class=raw)
         if name == asked:
-            # Only the command asked for is imported: the help of all of them costs nothing.
+            # Only the selected command is imported: the list of commands needs the imports of none.
             command = import_module(f"otel_train.cli.{name}")
             added.description, added.epilog = command.DESCRIPTION, command.EPILOG
             command.add_arguments(added)
@@ -220,14 +220,14 @@ def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the mo
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser, also for the subcommands, whose help is not lost without a word where it cannot be written."""
+    """Parser of the command and of its subcommands, which reports it if the help cannot be written."""
 
-    def print_help(self, file: Any = None) -> None:  # argparse's own ignores the error of the write
-        """Prints the help, as output of the command."""
+    def print_help(self, file: Any = None) -> None:  # the method of argparse ignores an OSError of the write
+        """Prints the help; an error of the write is raised, as for any output of a command."""
         print(self.format_help(), end="", file=file)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuses what is unknown, with the usage of the command that it was given to, not that of ``otel-train``."""
+        """Refuses unknown arguments with the usage of the subcommand: argparse would print that of ``otel-train``."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -246,7 +246,7 @@ class _Version(argparse.Action):
 
 
 def _forget_stdout() -> None:
-    """Redirects stdout, which its reader has closed, to /dev/null, since Python flushes it again at exit."""
+    """Redirects standard output, which cannot be written any more, to /dev/null: Python flushes it again at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what is published by name; or the metrics' names in Prometheus; or everything as JSON."""
+    """Prints all names with kind and unit, the metrics under their Prometheus names, or the whole catalogue as JSON."""
     if args.json:
         print_json(_facts(), indent=2)
     elif args.prometheus:
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _names() -> list[str]:
     width = max(len(metric.name) for metric in catalog.ALL)
-    carried = {label.name for label in catalog.LABELS}
-    carried.update(attribute.name for attribute in catalog.ATTRIBUTES)
+    attributes = {label.name for label in catalog.LABELS}
+    attributes.update(attribute.name for attribute in catalog.ATTRIBUTES)
     return [
         "metrics",
         *(f"  {one.name:<{width}}  {one.kind.value:<13}  {one.unit}" for one in catalog.ALL),
@@ -52,7 +52,7 @@ def _names() -> list[str]:
         "events",
         *(f"  {event.name}" for event in catalog.EVENTS),
         "attributes",
-        *(f"  {name}" for name in sorted(carried)),
+        *(f"  {name}" for name in sorted(attributes)),
     ]
 
 

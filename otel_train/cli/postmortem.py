@@ -43,7 +43,7 @@ examples:
 _STAGES_SHOWN, _STAGES_SHOWN_NARROW = 5, 4
 _MOST_HOSTS = 4
 _MOST_LINES, _MOST_PAGES = 16, 4
-"""Ranks from which on equal ones share a line, and only the pages of the first are printed; and the number of these."""
+"""Ranks up to which each has a line and a page; in a larger run equal ranks share a line, and this many pages are printed."""
 
 _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
@@ -54,17 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints which rank the others were waiting for, and what each rank's flight file holds."""
+    """Prints which rank the others were waiting for, and the last steps and open stages of each rank."""
     found, code = arguments.read_ranks(args, FLIGHT_FILE, read_postmortem, is_slow=True)
     reports = list(found.values())
     records = records_below(next(iter(found)).parent)
-    named = suspects_after(reports)
+    suspects = suspects_after(reports)
     for report in reports:
         report["captures"] = [each for each in records if each.get("rank") == report["rank"]]
-        report["suspect"] = report["rank"] in {suspect.rank for suspect in named}
+        report["suspect"] = report["rank"] in {suspect.rank for suspect in suspects}
     page = TextLayout.of(sys.stdout)
     if not args.json and (len(reports) > 1 or _suspected_by_reports(reports)):
-        print(render_overview(page, reports, named))
+        print(render_overview(page, reports, suspects))
     shown = reports if args.json or len(reports) <= _MOST_LINES else _first_pages(reports)
     for report in shown:
         if args.json:
@@ -84,7 +84,7 @@ def _first_pages(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def render(page: TextLayout, report: Report) -> str:
-    """Returns one rank's report as a page to read."""
+    """Returns the page of one rank."""
     lines = [
         *_head(page, report, state_badge(page, _state(report)), headline(report)),
         *(page.line(line, "dim") for line in _facts(page, report)),
@@ -106,7 +106,7 @@ def _head(page: TextLayout, report: Report, badge: tuple[str, str], said: str) -
 
 
 def headline(report: Report) -> str:
-    """Returns one sentence: which rank, in which stage of which step and loader, how long after that stage began."""
+    """Returns one sentence: the rank, its state, the stage, step and loader that it was in, and for how long."""
     rank = f"rank {known(report.get('rank'))}"
     state = _state(report)
     running = {"running": "is running, ", "gone": "died ", "silent": "was last seen "}
@@ -125,7 +125,7 @@ def headline(report: Report) -> str:
 
 
 def _step_before(report: Report) -> Any:
-    """Returns the number of the step that has ended before the end of a rank; None where it was in a step."""
+    """Returns the number of the last step if the rank was between two steps at its end; None if it was in a step."""
     last = (report.get("last_step") or {}).get("index")
     return last if last != report.get("step") or report.get("state") == "finished" else None
 
@@ -163,8 +163,8 @@ def _open_stages(page: TextLayout, stages: Sequence[Report]) -> Iterable[str]:
     column = min(max(map(text.display_width, names)), _NAME_COLUMNS)
     yield page.line("open at the end, the outermost first", "bold")
     for name, stage in zip(names, stages, strict=True):
-        given = [what for what in ("loader", "model", "thread") if stage.get(what)]
-        facts = [f"{what} {page.safe(stage[what])}" for what in given]
+        keys = [key for key in ("loader", "model", "thread") if stage.get(key)]
+        facts = [f"{key} {page.safe(stage[key])}" for key in keys]
         available = page.columns - len(INDENT) - column - _TIME_COLUMNS - 2
         beside = " · ".join(facts)
         if text.display_width(beside) > available:
@@ -218,8 +218,8 @@ def _captures(page: TextLayout, records: Sequence[Report]) -> Iterable[str]:
         steps = " to ".join(map(str, record.get("steps") or ())) or "none"
         yield page.line("the last capture", "bold")
         yield INDENT + cut(f"steps {steps}  {page.safe(record.get('file'))}", page.columns - len(INDENT))
-        for said in (finding_summary(record), record.get("problem")):
-            for line in page.prose(str(said), indent=len(INDENT)) if said else ():
+        for sentence in (finding_summary(record), record.get("problem")):
+            for line in page.prose(str(sentence), indent=len(INDENT)) if sentence else ():
                 yield INDENT + line
         yield ""
 
@@ -228,16 +228,16 @@ _RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
 
 
 def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Sequence[HangSuspect]) -> str:
-    """Returns one line per rank, in a large run per group of equal ranks, the suspects marked, and a sentence on them."""
-    named = {suspect.rank for suspect in suspects}
-    rows = [(_cells(page, report), report.get("rank") in named) for report in reports]
+    """Returns a sentence about the suspects, and a line per rank, in a large run per group of consecutive equal ranks."""
+    marked = {suspect.rank for suspect in suspects}
+    rows = [(_cells(page, report), report.get("rank") in marked) for report in reports]
     ranks = [whole(report.get("rank")) or 0 for report in reports]
     large = len(rows) > _MOST_LINES
     lines: list[tuple[str, tuple[tuple[str, ...], bool]]] = []
     for _, group in groupby(range(len(rows)), lambda at: (rows[at], ranks[at] - at) if large else at):
-        of, *more = group
-        rank = f"{ranks[of]}-{ranks[more[-1]]}" if more else str(known(reports[of].get("rank")))
-        lines.append((rank, rows[of]))
+        first, *more = group
+        rank = f"{ranks[first]}-{ranks[more[-1]]}" if more else str(known(reports[first].get("rank")))
+        lines.append((rank, rows[first]))
     rank_columns = max(_RANK, *(len(rank) for rank, _ in lines))
     stage_columns = max(len("stage"), *(len(cells[2]) for _, (cells, _) in lines))
 
@@ -251,7 +251,7 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
             *_head(page, reports[0], (arguments.ranks_present(reports), ""), sentence(suspects, reports)),
             "",
             page.line(row("rank", "", "step", "stage", "loader"), "dim"),
-            *(page.line(row(rank, *cells), "red" if is_named else "") for rank, (cells, is_named) in lines),
+            *(page.line(row(rank, *cells), "red" if suspect else "") for rank, (cells, suspect) in lines),
             "",
         ]
     )
@@ -267,7 +267,7 @@ def _cells(page: TextLayout, report: Report) -> tuple[str, ...]:
 
 
 def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
-    """Returns the rank that is suspected first, what ended it, or that none can be determined."""
+    """Returns the headline of a run: the rank that the others waited for or that ended first, and why, or that none stands out."""
     if not suspects:
         if len(reports) > 1 and all(report["state"] == "finished" for report in reports):
             return f"All {len(reports)} ranks finished."
@@ -313,13 +313,13 @@ def _silent_since(suspects: Sequence[HangSuspect], where: str, last_sign_unix_s:
 
 
 def _suspected_by_reports(reports: Sequence[Report]) -> str:
-    """Returns which rank rank 0 suspected, by the reports of all ranks, where not all left their files here; "" if it did not."""
-    named: Sequence[Any] = next(
+    """Returns the suspects that a summary has from the rank reports, if not all ranks left their files here; "" if none."""
+    suspects: Sequence[Any] = next(
         (report["reported_suspects"] for report in reports if report.get("reported_suspects")), []
     )
-    if not named or len(reports) >= max(report.get("world_size") or 0 for report in reports):
+    if not suspects or len(reports) >= max(report.get("world_size") or 0 for report in reports):
         return ""
-    first, more = HangSuspect(**named[0]), len(named) - 1
+    first, more = HangSuspect(**suspects[0]), len(suspects) - 1
     others = f" and {plural(more, 'more rank')}" if more else ""
     quiet = f"{'silent' if first.silent else 'without progress'} for {duration(first.quiet_s)}"
     return (
@@ -329,7 +329,7 @@ def _suspected_by_reports(reports: Sequence[Report]) -> str:
 
 
 def _in_one_place(reports: Sequence[Report]) -> str:
-    """Returns where all ranks stand still; "" if they do not, or not all of the run are here."""
+    """Returns the stage and step in which all ranks stand still; "" if they do not, or files of some ranks are not here."""
     last = common_place(reports)
     if last is None or len(reports) < max(report.get("world_size") or 0 for report in reports):
         return ""
@@ -340,22 +340,22 @@ def _in_one_place(reports: Sequence[Report]) -> str:
 
 
 def _first_ended(reports: Sequence[Report]) -> str:
-    """Returns which rank ended first, where that ended the others; "" where that is not certain."""
+    """Returns which rank ended first, if its end ended the others; "" if that is not certain."""
     ended = ended_first(reports)
     if ended is None:
         return ""
     first, second, before_s = ended
-    # A launcher stops the others where one has failed; where one was stopped or killed, they fail.
+    # After a rank has failed, a launcher stops the others. After one was stopped or killed, the others fail.
     by_itself = first["state"] == "failed" or first["end_cause"] == OOM_KILL
-    follow = {"failed", "terminated", "killed"} if by_itself else {"failed"}
+    resulting = {"failed", "terminated", "killed"} if by_itself else {"failed"}
     if first["state"] == "finished" or any(
-        each["state"] not in follow for each in reports if each is not first
+        each["state"] not in resulting for each in reports if each is not first
     ):
         return ""
     why = f": {first['end_cause']}" if first["end_cause"] else ""
     on = f" on {first['host']}" if _has_several_hosts(reports) else ""
-    said, then = (f"{'' if each['state'] == 'failed' else 'was '}{each['state']}" for each in (first, second))
-    return f"Rank {first['rank']}{on} {said} first, {duration(before_s)} before rank {second['rank']} {then}{why}."
+    end, then = (f"{'' if each['state'] == 'failed' else 'was '}{each['state']}" for each in (first, second))
+    return f"Rank {first['rank']}{on} {end} first, {duration(before_s)} before rank {second['rank']} {then}{why}."
 
 
 def _has_several_hosts(reports: Sequence[Report]) -> bool:

@@ -51,7 +51,7 @@ well but nothing was captured.
 LONGEST_TIMEOUT_S = 86_400.0
 
 FINDING_S = 30.0
-"""Longest wait for what is found in a trace, once it is there."""
+"""Longest wait for the finding of a trace that has been written: it comes from an analysis that takes a while."""
 
 _POLL_S = 0.2
 
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the request for each rank and prints the result; or runs a program."""
+    """Requests a capture of a live run, waits for it and prints the result; or runs a program."""
     if args.program or (args.output_dir and not args.run):
         return run_program(args)
     folders, documents = _chosen(args), JsonFileCache()
@@ -108,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
         raise RunDirectoryError(f"{first}: the request cannot be written: {error}") from error
     if not args.json:
         same = ", the same ones on each" if len(folders) > 1 else ""
-        said = f"requested {args.steps} steps of rank {', '.join(map(str, folders))}{same}; waiting"
-        complain(said)
+        message = f"requested {args.steps} steps of rank {', '.join(map(str, folders))}{same}; waiting"
+        complain(message)
     try:
         found = _wait(
             captures,
@@ -138,8 +138,8 @@ def _options(args: argparse.Namespace) -> dict[str, bool]:
 
 def _chosen(args: argparse.Namespace) -> dict[int, Path]:
     if not args.ranks:
-        named = arguments.chosen_ranks(args, FLIGHT_FILE)
-        return {min(named): named[min(named)]}
+        chosen = arguments.chosen_ranks(args, FLIGHT_FILE)
+        return {min(chosen): chosen[min(chosen)]}
     live = arguments.ranks_with(arguments.chosen_run(args.run, args.run_dir), FLIGHT_FILE)
     if args.ranks == "all":
         return dict(live)
@@ -160,7 +160,7 @@ def _refuse_ended(folders: Mapping[int, Path], documents: JsonFileCache) -> None
 
 
 def _ended(folder: Path, documents: JsonFileCache) -> str:
-    """Returns how a rank has ended; "" while it may train."""
+    """Returns how a rank has ended, as the predicate of a sentence; "" if it may still train."""
     about = documents.get_or_empty(folder.parent / RUN_FILE, [])
     state, _ = state_of(folder, summary_of(documents, folder, []), about, time.time())
     if state.live:
@@ -175,9 +175,9 @@ def _records(captures: Path, rank: int) -> set[Path]:
 def _wait(
     captures: Path, before: Mapping[int, set[Path]], deadline: float, has_ended: Callable[[int], bool]
 ) -> dict[int, dict[str, Any]]:
-    """Returns the metadata of each rank's new capture, with its finding if the analysis is done soon.
+    """Returns the metadata of each rank's new capture, with its finding if the analysis ends within ``FINDING_S``.
 
-    Where the other ranks end without one, no further capture is waited for: one that was under way is written soon.
+    Once all ranks without a capture have ended, the wait is as long: a capture that was under way is written by then.
     """
     found: dict[int, dict[str, Any]] = {}
     while time.monotonic() < deadline:
@@ -204,27 +204,27 @@ def _say(
         more = ". 'otel-train postmortem' shows whether it hangs" if has_postmortem(captures.parent) else ""
         print(f"rank {rank}: {nothing}{more}")
     else:
-        said = [record["problem"], *record["warnings"], record["finding"].get("summary", "")]
+        lines = [record["problem"], *record["warnings"], record["finding"].get("summary", "")]
         if record["file"]:
             steps, where = "-".join(map(str, record["steps"])), captures / record["file"]
-            said.insert(0, f"steps {steps}: {where} ({record['bytes']:,} bytes)")
-            said.append("" if record["finding"] else f"look into it with: otel-train analyze {where}")
-        for each in filter(None, said):
-            print(printable(f"rank {rank}: {each}"))
+            lines.insert(0, f"steps {steps}: {where} ({record['bytes']:,} bytes)")
+            lines.append("" if record["finding"] else f"look into it with: otel-train analyze {where}")
+        for line in filter(None, lines):
+            print(printable(f"rank {rank}: {line}"))
 
 
 SKIPPED_STEPS = 5
-"""Steps before the capture. In the first ones, compilers, allocators and caches are still warming up."""
+"""Steps before the capture: in the first ones, compilers, allocators and caches are still warming up."""
 
 TURN_S = 0.1
-"""Programs that are profiled may be over soon: looked at more often, they are captured in time."""
+"""Poll interval of the agent of a program, shorter than the default: a short program is captured before it ends."""
 
 DEMO_STEPS_BESIDE = 60
-"""Steps of the demo beside those that are captured."""
+"""Steps that the demo trains in addition to the captured ones."""
 
 
 def run_program(args: argparse.Namespace) -> int:
-    """Runs the program, or the demo where none is given; returns how it ended, or 1 if nothing was captured."""
+    """Runs the program, or the demo if none is given; returns its exit code, or 1 if nothing was captured."""
     if args.run:
         raise ConfigError(f"{args.run}: give either a live RUN, or a program behind --")
     if args.ranks or args.rank is not None:
@@ -260,8 +260,8 @@ def run_program(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, str]:
-    """Returns one capture, as soon as the program has warmed up."""
-    wanted = {
+    """Returns the settings, as environment variables, for one capture after the first ``SKIPPED_STEPS`` steps."""
+    given = {
         "profiler": "on_demand",
         "profiler_schedule": f"active={args.steps},warmup={args.warmup},skip_first={SKIPPED_STEPS},repeat=1",
         "profiler_every": "epochs=1",
@@ -270,4 +270,4 @@ def _settings(args: argparse.Namespace) -> dict[str, str]:
         "profiler_activities": ",".join(activities(args.activities)),
         "run_dir": str(absolute(Path(args.run_dir))),
     }
-    return {variable_of(name): value for name, value in wanted.items() if value}
+    return {variable_of(name): value for name, value in given.items() if value}

@@ -31,11 +31,11 @@ from otel_train.safety import printable
 from otel_train.stack import configuration
 
 RECORDED, WAITS, REJECTED = "recorded", "waits", "rejected"
-"""Where a request lies: in the recording, in the spool, in ``spool/rejected/``."""
+"""Location of a stored request: the recording, the spool, or ``spool/rejected/``."""
 
 
 def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields every metrics request on disk of a rank, with its files. Most are in several files."""
+    """Yields every metrics request of a rank on disk, with its location. Most are in several files and come several times."""
     yield from ((RECORDED, line) for line in _recorded(rank, "metrics") if line is not None)
     queue = SpoolQueue(rank, "metrics", on_error=_raised)
     yield from ((WAITS, line) for line in queue.waiting())
@@ -54,7 +54,7 @@ def _recorded(rank: Path, signal: str) -> Iterator[bytes | None]:
 
 
 def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
-    """Writes OpenMetrics text of metrics older than that many seconds; prints the next command; returns the exit code."""
+    """Writes metrics older than ``older_than_s`` as OpenMetrics text, prints the promtool command, and returns the exit code."""
     make_folder(folder)
     path = folder / f"{run_directory.name}.openmetrics.txt"
     until_ms = (time.time() - older_than_s) * 1000
@@ -86,7 +86,7 @@ LONGEST_WAIT_S: Final = 600.0
 ASK_EVERY_S: Final = 1.0
 
 _SLICE_S: Final = 6 * 3600
-"""Asked for at once: some hundred kB at one export a second."""
+"""Time range of one query: its answer has some hundred kB at one export a second."""
 
 _WHY: Final = {
     RECORDED: "are only in the recording: Prometheus refused them as older than its out_of_order_time_window (otel-train "
@@ -99,18 +99,18 @@ _WHY: Final = {
 
 @dataclass(slots=True)
 class RankExports:
-    """What a rank has exported, by the labels of its series in the store."""
+    """Exports of a rank whose series have the same labels in Prometheus."""
 
     labels: dict[str, str]
-    places: dict[int, str] = field(default_factory=dict)  # time in Unix milliseconds to where the export lies
-    missing: set[int] = field(default_factory=set)  # times that the store does not have
+    places: dict[int, str] = field(default_factory=dict)  # location of each export, by its Unix time in ms
+    missing: set[int] = field(default_factory=set)  # times of exports that Prometheus does not have
 
 
 def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
     """Queries Prometheus for every export of a run, prints the missing ones, and returns the exit code.
 
-    An export counts as there if the heartbeat of its rank has a sample of its time: every profile has that metric, and a
-    request is stored as a whole or, where it is too old, not at all.
+    An export counts as arrived if the heartbeat metric of its rank has a sample at its time: every export profile has
+    that metric, and Prometheus stores a request as a whole or, if it is too old, not at all.
     """
     if not url:
         raise ConfigError("No Prometheus is named. Give --prometheus http://127.0.0.1:9090")
@@ -122,11 +122,11 @@ def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
         if not any(each.missing for each in ranks) or time.monotonic() - began_s > wait_s:
             break
         time.sleep(ASK_EVERY_S)
-    return _say_compared(run_directory, ranks, url)
+    return _print_missing(run_directory, ranks, url)
 
 
 def _exports(rank: Path) -> Iterable[RankExports]:
-    """Returns the exports by identity: after a restart elsewhere the labels may be others."""
+    """Returns the exports of a rank by their labels, which may differ after a restart on another host."""
     found: dict[tuple[tuple[str, str], ...], RankExports] = {}
     for place, line in stored_requests(rank):
         time_ms = time_ms_of(line)
@@ -139,7 +139,7 @@ def _exports(rank: Path) -> Iterable[RankExports]:
                 continue
             labels = identity(resource)
             one = found.setdefault(tuple(sorted(labels.items())), RankExports(labels))
-            one.places[time_ms] = place  # the last one says most: it waits, or was refused
+            one.places[time_ms] = place  # spool and rejected/ come after the recording, and say more
             one.missing.add(time_ms)
     return found.values()
 
@@ -165,7 +165,7 @@ def _times_ms(answer: checks.HttpResult, url: str) -> set[int]:
         raise StackError(f"{url} does not answer as Prometheus does ({why}): correct --prometheus") from error
 
 
-def _say_compared(run_directory: Path, ranks: list[RankExports], url: str) -> int:
+def _print_missing(run_directory: Path, ranks: list[RankExports], url: str) -> int:
     total = sum(len(rank.places) for rank in ranks)
     missing = sum(len(rank.missing) for rank in ranks)
     if not total:
@@ -187,14 +187,14 @@ _REQUEST_TIMEOUT_S = 10.0
 """The default time limit of the OpenTelemetry exporters. No training step waits here."""
 
 _PATIENCE = 3
-"""Tries in a row without a good answer after which the collector is taken to be away, and the rest kept untried."""
+"""Consecutive failed tries after which the Collector is taken to be unavailable; the other requests are kept untried."""
 
 _BUSY_S = 0.2
 _BUSY_TRIES = 75
-"""How often, and how many times, to look at a spool that a running process is sending from."""
+"""Interval and number of tries to lock a spool from which another process is sending: 15 s in all."""
 
 WINDOW_S = 24 * 3600.0
-"""``out_of_order_time_window`` of the shipped Prometheus."""
+"""``out_of_order_time_window`` in the configuration of Prometheus in deploy/, in seconds."""
 
 MOST_HOURS: Final = 24.0 * 36_600
 
@@ -230,18 +230,18 @@ Exit codes: 0 all accepted (--verify: all in Prometheus), 1 some kept or refused
 
 @dataclass(slots=True, kw_only=True)
 class RequestCounts:
-    """Requests of a run by result."""
+    """Numbers of requests of a run by result."""
 
-    accepted: int = 0  # by the collector; in a dry run, what would be sent
-    kept: int = 0  # still in the spool, or still to be sent from the recording
-    rejected: int = 0  # refused for good, or no OTLP; moved to ``spool/rejected/``
-    torn: int = 0  # torn off by a crash, skipped
-    old: int = field(default=0, compare=False)  # of metrics, older than the window of the shipped Prometheus
+    accepted: int = 0  # by the Collector; in a dry run, those that would be sent
+    kept: int = 0  # not sent: still in the spool or the recording
+    rejected: int = 0  # refused for good, or not OTLP; moved to ``spool/rejected/``
+    torn: int = 0  # lines cut off by a crash, skipped
+    old: int = field(default=0, compare=False)  # requests of metrics in the spool, older than ``WINDOW_S``
     kept_because: Counter[str] = field(default_factory=Counter, compare=False)
     rejected_because: Counter[str] = field(default_factory=Counter, compare=False)
 
     def take(self, answer: ExportResponse) -> None:
-        """Counts a request that was accepted or refused; any other is counted with what is kept."""
+        """Counts an accepted or refused request; one without an answer stays stored, and ``keep`` counts it."""
         if answer.result is ExportResult.ACCEPTED:
             self.accepted += 1
         elif answer.result is ExportResult.REFUSED:
@@ -281,7 +281,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns the exit status."""
+    """Runs the command; returns the exit code."""
     try:
         directory = chosen_run(args.run, args.run_dir)
         if args.blocks:
@@ -323,12 +323,12 @@ def replay(
     rejected: bool = False,
     dry_run: bool = False,
 ) -> RequestCounts:
-    """Sends what the spools of all ranks of a run hold, oldest first."""
-    is_named = endpoint or otlp_configured(os.environ)
-    if not is_named and not dry_run:
+    """Sends the requests in the spools of all ranks of a run, oldest first; with ``dry_run`` only counts them."""
+    is_configured = endpoint or otlp_configured(os.environ)
+    if not is_configured and not dry_run:
         remedy = "Give --endpoint http://host:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT."
         raise ConfigError(f"No collector is named. {remedy}")
-    settings = OtlpSettings.read(os.environ, endpoint=endpoint, wanted=not is_named)
+    settings = OtlpSettings.read(os.environ, endpoint=endpoint, wanted=not is_configured)
     counts = _without_endpoint(run_directory, settings.targets)
     if dry_run:
         _count_all(run_directory, settings.targets, counts, recorded=recorded, rejected=rejected)
@@ -336,35 +336,35 @@ def replay(
     transport = OtlpTransport(settings.targets)
     try:
         for signal in settings.targets:
-            one = _Signal(signal, transport, counts)
+            sender = _SignalSender(signal, transport, counts)
             for rank in rank_folders(run_directory).values():
                 if recorded:
-                    one.send_recorded(rank)
-                # Before the spool, whose refused requests land in the same file.
+                    sender.send_recorded(rank)
+                # Before the spool, whose refused requests are added to the file of rejected ones.
                 if rejected:
-                    one.send_rejected(SpoolQueue(rank, signal, on_error=_raised))
-                one.send_spool(SpoolQueue(rank, signal, on_error=_raised))
+                    sender.send_rejected(SpoolQueue(rank, signal, on_error=_raised))
+                sender.send_spool(SpoolQueue(rank, signal, on_error=_raised))
     finally:
         transport.close()
     return counts
 
 
-class _Signal:
+class _SignalSender:
     """Sends the requests of one signal until its Collector is unavailable."""
 
     def __init__(self, signal: str, transport: OtlpTransport, counts: RequestCounts) -> None:
         self._signal = signal
         self._transport = transport
         self._counts = counts
-        self._away = ""
-        """Why nothing more is tried; "" while something is."""
+        self._unavailable = ""
+        """Why no further request is tried, as the predicate of a sentence; "" if requests are tried."""
 
     def send_spool(self, queue: SpoolQueue) -> None:
-        """Sends what a rank's queue holds, and removes what was accepted."""
+        """Sends the requests in a rank's queue, and removes the accepted ones from it."""
         counts = self._counts
         counts.old += sum(map(_is_old, queue.waiting())) if self._signal == "metrics" else 0
-        while not self._away:
-            delivery = self._insist(lambda suspect: self._unless_busy(queue, suspect=suspect))
+        while not self._unavailable:
+            delivery = self._retry(lambda suspect: self._deliver_when_unlocked(queue, suspect=suspect))
             if delivery.busy:
                 counts.keep(sum(1 for _ in queue.waiting()), _BUSY)
                 return
@@ -372,12 +372,12 @@ class _Signal:
                 break
             counts.take(delivery.answer)
             counts.accepted += delivery.behind
-        counts.keep(sum(1 for _ in queue.waiting()), self._away)
+        counts.keep(sum(1 for _ in queue.waiting()), self._unavailable)
         counts.torn += queue.torn
         queue.close()
 
     def send_rejected(self, queue: SpoolQueue) -> None:
-        """Sends what a rank's queue was refused, and removes what is accepted now."""
+        """Sends the rejected requests of a rank's queue again, and removes those that are accepted now."""
         path = queue.rejected_file
         waiting = len(rejected_in(path)) if path is not None else 0
         if path is None or not waiting:
@@ -388,30 +388,30 @@ class _Signal:
                     answers = send_again(path, self._answer)
                     for answer in answers:
                         self._counts.take(answer)
-                    self._counts.keep(waiting - len(answers), self._away or _NO_REQUEST)
+                    self._counts.keep(waiting - len(answers), self._unavailable or _NO_REQUEST)
                     return
             time.sleep(_BUSY_S)
         self._counts.keep(waiting, _BUSY)
 
     def _answer(self, request: bytes) -> ExportResponse | None:
-        """Returns the response to a request; None if the receiver cannot be reached."""
-        if self._away:
+        """Returns the response that accepts or refuses a request; None if the Collector is unavailable."""
+        if self._unavailable:
             return None
         send = self._transport.send
-        answer = self._insist(lambda _: Delivery(send(self._signal, request, _REQUEST_TIMEOUT_S))).answer
+        answer = self._retry(lambda _: Delivery(send(self._signal, request, _REQUEST_TIMEOUT_S))).answer
         return None if answer is None or answer.result is ExportResult.RETRY else answer
 
     def send_recorded(self, rank: Path) -> None:
-        """Sends every request of a recording, which stays as it is."""
+        """Sends every request of a recording, which is not changed."""
         for line in _recorded(rank, self._signal):
             if line is None:
                 self._counts.torn += 1
             elif answer := self._answer(line):
                 self._counts.take(answer)
             else:
-                self._counts.keep(1, self._away)
+                self._counts.keep(1, self._unavailable)
 
-    def _unless_busy(self, queue: SpoolQueue, *, suspect: bool) -> Delivery:
+    def _deliver_when_unlocked(self, queue: SpoolQueue, *, suspect: bool) -> Delivery:
         for _ in range(_BUSY_TRIES):
             delivery = deliver(queue, self._signal, self._transport, _REQUEST_TIMEOUT_S, suspect=suspect)
             if not delivery.busy:
@@ -419,7 +419,7 @@ class _Signal:
             time.sleep(_BUSY_S)
         return delivery
 
-    def _insist(self, send: Callable[[bool], Delivery]) -> Delivery:
+    def _retry(self, send: Callable[[bool], Delivery]) -> Delivery:
         """Retries a request until it is accepted, a few times at most; ``send`` receives whether it is the last attempt."""
         backoff = Backoff()
         for attempt in range(1, _PATIENCE + 1):
@@ -428,14 +428,14 @@ class _Signal:
             if answer is None or answer.result is not ExportResult.RETRY:
                 break
             if attempt == _PATIENCE or (answer.retry_after_s or 0.0) > _REQUEST_TIMEOUT_S:
-                self._away = answer.reason
+                self._unavailable = answer.reason
                 break
             time.sleep(backoff.pause_s(answer.retry_after_s))
         return delivery
 
 
 def _raised(error: OSError) -> None:
-    raise error  # nothing can be sent from a spool that cannot be read or changed
+    raise error  # a spool that cannot be read or changed ends the command
 
 
 def _is_old(line: bytes) -> bool:
@@ -444,7 +444,7 @@ def _is_old(line: bytes) -> bool:
 
 
 def _without_endpoint(run_directory: Path, targets: Iterable[str]) -> RequestCounts:
-    """Counts what waits of signals that are not sent."""
+    """Returns counts in which the waiting requests of signals without an endpoint are kept."""
     counts, signals = RequestCounts(), set(SIGNALS).difference(targets)
     for rank, signal in product(rank_folders(run_directory).values(), signals):
         waiting = SpoolQueue(rank, signal, on_error=_raised).waiting()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankView, dict[str, Any]]:
-    """Returns what the report shows: the rank, and the document for scripts with the newest capture of each rank."""
+    """Returns the view of one rank for the HTML report, and the document of ``--json``, with the newest capture of each rank."""
     ranks = [read_summary(folder / SUMMARY_FILE) for folder in folders.values()]
     taken = _readable(captures_of(run))
     traces = [trace for path in (taken_together(taken, taken[-1]) if taken else []) for trace in _read(path)]
@@ -40,7 +40,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
 
 
 def _read(capture: Path) -> list[Trace]:
-    """Returns the trace; none, with a word on standard error, where it cannot be read."""
+    """Returns the trace in a list; an empty list, with a message on standard error, if it cannot be read."""
     try:
         return arguments.read_all([capture])
     except TraceError as error:
@@ -49,7 +49,7 @@ def _read(capture: Path) -> list[Trace]:
 
 
 def _readable(captures: list[Path]) -> list[Path]:
-    """Returns the captures that can be opened, and prints which are passed over."""
+    """Returns the captures that can be opened; reports the others on standard error."""
     problems = {path: problem_of(path) for path in captures}
     for path, problem in problems.items():
         if problem:
@@ -58,7 +58,7 @@ def _readable(captures: list[Path]) -> list[Path]:
 
 
 def page_of_run(run: Path) -> str:
-    """Returns the report of a run, with the pages of the lowest rank."""
+    """Returns the HTML report of a run, with the pages of its lowest rank."""
     folders = arguments.ranks_with(run, SUMMARY_FILE)
     view, document = gather(run, folders, rank=min(folders))
     return report_page(view, document["captures"])

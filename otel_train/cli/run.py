@@ -63,10 +63,10 @@ OPTIONS: Final = {
     "export_interval_s": ("S", "seconds between exports of metrics (default: 15)"),
     "log_every_steps": ("N", "print progress every N steps"),
 }
-"""Settings that have an option of their own, with the name of the value and its meaning."""
+"""Settings that have their own option: the name of the value in the help, and the help text."""
 
 FORMER_OPTIONS: Final = ("prometheus_port", "export_every_s")
-"""Options under the former names of settings."""
+"""Former names of settings, still accepted as options."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the program; returns what it ends with."""
+    """Runs the program; returns its exit code, or ends by the signal that ended the program."""
     from otel_train.autoinstrument import runner
 
     if args.module is not None:
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str | None = None) -> int:
-    """Runs a program with these variables, waits for its agents, and returns its exit code."""
+    """Runs a program with these environment variables, waits for its agents, and returns its exit code, or -n after signal n."""
     from otel_train.agent.rank_end import wait_for_ends
     from otel_train.autoinstrument import runner
 
@@ -126,7 +126,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
 
 
 def _folder() -> Path:
-    """Makes the folder in which agents write how their ranks ended. Where that fails, a path at which nothing can be."""
+    """Makes the folder in which agents write how their ranks ended; if that fails, returns a path below /dev/null: none can exist."""
     try:
         return Path(tempfile.mkdtemp(prefix="otel-train-"))
     except OSError as error:
@@ -140,20 +140,20 @@ def _print_ends(ends: Sequence[RankEnd]) -> None:
 
     for end in ends:
         try:
-            said, more = headline(read_postmortem(end.rank_path)), "postmortem"
+            sentence, command = headline(read_postmortem(end.rank_path)), "postmortem"
         except OtelTrainError as error:
-            said, more = f"rank {end.rank} is gone ({error})", "summary"
+            sentence, command = f"rank {end.rank} is gone ({error})", "summary"
         lost = f", {end.lost} edges had been overwritten" if end.lost else ""
-        complain(f"{said}; {end.steps} steps exported{lost}")
-        complain(f"more: otel-train {more} {shlex.quote(str(end.rank_path))}")
+        complain(f"{sentence}; {end.steps} steps exported{lost}")
+        complain(f"more: otel-train {command} {shlex.quote(str(end.rank_path))}")
 
 
 def _refuse_wrong(given: Mapping[str, str], by_name: Sequence[str]) -> None:
-    """Refuses a wrong value with the option that has it; ``by_name``: the settings given with ``--set``."""
+    """Raises ConfigError for a wrong value; the message names its option. ``by_name``: settings given with ``--set``."""
     for name, value in given.items():
-        for wrong in settings_in({variable_of(name): value}).ignored:
+        for ignored in settings_in({variable_of(name): value}).ignored:
             option = f"--set {name}" if name in by_name else f"--{name.replace('_', '-')}"
-            raise ConfigError(wrong.problem.replace(variable_of(name), option))
+            raise ConfigError(ignored.problem.replace(variable_of(name), option))
 
 
 def environment_of(args: argparse.Namespace) -> Mapping[str, str]:

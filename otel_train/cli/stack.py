@@ -103,7 +103,7 @@ def _up_local(args: argparse.Namespace) -> int:
         )
     stack = LocalStack(args.state, Ports.of(configuration.settings()).changed(args.port), secure=args.secure)
     stack.configure(webhook=args.webhook, scrape=args.scrape)
-    # Whoever ends us, the parts end first.
+    # SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does: the processes of the stack are stopped first.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     left = False
@@ -122,7 +122,7 @@ def _up_local(args: argparse.Namespace) -> int:
             raise StackError(f"{ended} ended unexpectedly, so the rest was stopped too. Its log is {log}")
     except KeyboardInterrupt:
         _say("\nStopping.")
-        if args.detach:  # nothing runs in the background, as the caller was to believe
+        if args.detach:  # the exit code must not tell the caller that the stack runs in the background
             raise
     finally:
         if not left:
@@ -131,7 +131,7 @@ def _up_local(args: argparse.Namespace) -> int:
 
 
 def _stop_undisturbed(stack: LocalStack) -> None:
-    """Stops the stack; a second Ctrl-C must not leave half of it running."""
+    """Stops the stack with signals ignored: a second Ctrl-C must not leave some of its processes running."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _show(dict.fromkeys(stack.stop(), "stopped"))
@@ -165,11 +165,11 @@ def _up_compose(args: argparse.Namespace) -> int:
 def _down(args: argparse.Namespace, local: LocalStack | None) -> int:
     kept = args.state / "data"
     if local is None and args.data and kept.is_dir():
-        local = LocalStack(args.state, Ports())  # stopped before; what it kept is still there
+        local = LocalStack(args.state, Ports())  # it was stopped before; its data is still there
     if local is None:
         _compose(args).down(data=args.data)
         return 0
-    # The note goes first, so that an `up` that watches knows that this was asked for.
+    # stack.json is removed first: without it, `stack up`, which watches the processes, takes their end for intended.
     local.forget()
     _show(dict.fromkeys(local.stop(), "stopped"))
     local.forget(data=args.data)
@@ -212,8 +212,8 @@ def _logs(args: argparse.Namespace, local: LocalStack | None) -> int:
 
 
 def _follow(paths: Mapping[str, Path]) -> NoReturn:
-    there = {name: path for name, path in paths.items() if path.exists()}
-    files_open = {name: path.open(encoding="utf-8", errors="replace") for name, path in there.items()}
+    existing = {name: path for name, path in paths.items() if path.exists()}
+    files_open = {name: path.open(encoding="utf-8", errors="replace") for name, path in existing.items()}
     for file in files_open.values():
         file.seek(0, os.SEEK_END)
     while True:

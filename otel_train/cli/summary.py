@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints ``summary.json`` of the selected ranks."""
+    """Prints the summaries of the selected ranks."""
     found, code = arguments.read_ranks(
         args,
         SUMMARY_FILE,
@@ -77,18 +77,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_capture_findings(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str, Any]:
-    """Returns the summary, with findings of captures that were analysed after the run."""
-    found = [dict(row) for row in summary.get("captures") or ()]
-    for row in found:
+    """Returns the summary, with the findings of captures that were analysed after it was written."""
+    captures = [dict(row) for row in summary.get("captures") or ()]
+    for row in captures:
         if row.get("file") and not row.get("finding"):
-            # A summary may come from anywhere, and a run directory may have been moved: only the name in a path counts.
+            # The folder of the path is not used: the run directory may have been moved, and a summary is untrusted.
             path = run_directory / CAPTURES_FOLDER / Path(row["file"]).name
             row["finding"] = finding_summary(current_document(read_metadata(metadata_path(path))))
-    return {**summary, "captures": found} if found else summary
+    return {**summary, "captures": captures} if captures else summary
 
 
 def rank_table(page: TextLayout, summaries: list[Mapping[str, Any]]) -> str:
-    """Returns one row per rank, so that the odd one out is seen before anything else."""
+    """Returns a table with one row per rank, so that a rank that differs from the others stands out."""
     first = summaries[0]
     name = page.safe(first.get("run_name") or first.get("run_id") or ABSENT)
     heads = "".join(right(head, columns) for head, columns in _columns(page).items())

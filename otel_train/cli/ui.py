@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves the page until Ctrl-C."""
+    """Serves the pages until Ctrl-C."""
     for module in ("starlette", "uvicorn"):
         require(module, extra="web")
     from otel_train.ui import server
@@ -81,7 +81,7 @@ def _chosen(runs: str | None) -> tuple[Path, str | None]:
     """Returns the folder of runs, and the one run to show if a run was given."""
     below = default_run_dir()
     root = Path(runs or below).resolve()
-    if runs and not root.exists():  # as other commands take it: the id of a run
+    if runs and not root.exists():  # then it is the id of a run, as in other commands
         root = Path(below, folder_name(runs)).resolve()
     if is_run(root):
         return root.parent, root.name

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
-    """Returns the folder, and whether it holds artifacts."""
+    """Returns the folder, and whether it holds artifacts, which 'otel-train export' made, rather than a run."""
     if args.dir:
         folder = Path(args.dir)
         if any(os.path.lexists(folder / name) for name in (SUMMARY, MARK)):
@@ -105,7 +105,7 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
 
 
 def _read(folder: Path, *, made: bool) -> tuple[Document, Document]:
-    """Returns the summary, and the results of the newest capture if there is one."""
+    """Returns the summary, and the analysis of the newest capture: without one, the key ``absent`` with the reason."""
     if made:
         summary = current_document(read_json(folder / SUMMARY, root=folder))
         return summary, summary["capture"]
