@@ -1,4 +1,4 @@
-"""Notices shown on every tab: end state, findings, alerts, missing data."""
+"""Notices about a rank for the pages of ``otel-train ui``: end state, findings, alerts, missing data."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from otel_train.rundata.liveness import Liveness
 
 _TAIL_BYTES = 1 << 18
-"""The last thousand events or so."""
+"""Bytes read from the end of ``events.jsonl``: about a thousand events."""
 
 _LONGEST = 1000
+"""Most characters of a text from a file."""
 _RANKS_NAMED = 8
 SEVERITIES = ("critical", "warning", "info", "ok")
 _ALERTS = {
@@ -48,7 +49,7 @@ _ENDS = {
 
 
 class Notice(NamedTuple):
-    """One notice with its severity from ``SEVERITIES``; count and last time if it is an event."""
+    """One notice. ``severity`` is of ``SEVERITIES``; notices about events have their number and the time of the last one."""
 
     severity: str
     title: str
@@ -60,7 +61,7 @@ class Notice(NamedTuple):
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
-    """Returns the last events of a rank, the oldest first; what is torn or foreign is passed over."""
+    """Returns the last events of a rank, oldest first; incomplete lines and lines that are not events are skipped."""
     try:
         lines = read_part(folder / EVENTS_FILE, -_TAIL_BYTES, _TAIL_BYTES).splitlines(keepends=True)
     except OSError:
@@ -84,12 +85,12 @@ def notices(
     """Returns all notices about a rank, the most severe first.
 
     Args:
-        state: of the rank.
-        summary: of the rank.
-        events: of the rank, the oldest first.
-        warnings: files that could not be read.
-        others: the summary of every rank of the run.
-        postmortem: whether ``otel-train postmortem`` has something to read.
+        state: state of the rank.
+        summary: summary of the rank.
+        events: events of the rank, oldest first.
+        warnings: one sentence for each file that could not be read.
+        others: summaries of all ranks of the run, by rank; the rank itself may be among them.
+        postmortem: whether the run has a flight file, which ``otel-train postmortem`` reads.
     """
     found = [
         *_findings(summary),
@@ -99,13 +100,13 @@ def notices(
         *_missing(summary),
         *_trainings(summary),
     ]
-    if (said := _ENDS.get(state.word)) is not None:
+    if (sentence := _ENDS.get(state.word)) is not None:
         cause = "" if state.live else text(summary.get("end_cause"))
         advice = (
             "'otel-train postmortem' shows what it was doing." if postmortem and state.word == "gone" else ""
         )
-        found.insert(0, Notice(state.severity, state.word, said, advice, (cause,) if cause else ()))
-    severity = "warning" if state.word == "unknown" else "info"  # what cannot be read may say how it ended
+        found.insert(0, Notice(state.severity, state.word, sentence, advice, (cause,) if cause else ()))
+    severity = "warning" if state.word == "unknown" else "info"  # an unreadable file may have the end state
     found += [Notice(severity, "not shown", warning[:_LONGEST]) for warning in warnings]
     return sorted(found, key=lambda notice: SEVERITIES.index(notice.severity))
 
@@ -130,8 +131,8 @@ def _findings(summary: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice(
             str(severity) if severity in SEVERITIES else "info",
             text(finding.get("name")).replace("_", " ") or "finding",
-            _long(finding.get("summary")),
-            _long(finding.get("advice")),
+            _cut_text(finding.get("summary")),
+            _cut_text(finding.get("advice")),
             tuple(filter(None, facts)),
         )
 
@@ -143,9 +144,9 @@ def _straggler(summary: Mapping[str, Any]) -> int | None:
 
 
 def _alerts(events: Sequence[Mapping[str, Any]], straggler: int | None) -> Iterator[Notice]:
-    """Yields alerting events of the last start of the run, those of one kind about one thing together.
+    """Yields a notice for the alerting events of the last attempt that have the same name, loader, stage and rank.
 
-    An event about ``straggler`` is left out: a finding says the same of the whole run.
+    Events about the rank ``straggler`` are left out: a finding reports it for the whole run.
     """
     together: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     last_attempt = max((whole(event.get("attempt")) or 0 for event in events), default=0)
@@ -170,15 +171,13 @@ def _alerts(events: Sequence[Mapping[str, Any]], straggler: int | None) -> Itera
 
 def _stall(about: Mapping[str, Any]) -> str:
     step, age_s = whole(about.get(catalog.STEP_NUMBER.name)), number(about.get(catalog.STALL_AGE.name))
-    who = (
+    problem = (
         f"Rank {_value(about, catalog.SPAN_RANK)}, which the others wait for, made no progress"
         if about.get(catalog.STALL_SUSPECT.name)
         else "No progress"
     )
     since = "" if step is None else f" since step {count(step)}"
-    return (
-        f"{who}{since}, {_place(about)}{'' if age_s is None else f': {duration(age_s)} until this notice'}."
-    )
+    return f"{problem}{since}, {_place(about)}{'' if age_s is None else f': {duration(age_s)} until this notice'}."
 
 
 def _place(about: Mapping[str, Any]) -> str:
@@ -186,7 +185,7 @@ def _place(about: Mapping[str, Any]) -> str:
 
 
 def _nonfinite(about: Mapping[str, Any]) -> str:
-    name = _long(about.get("name")) or _value(about, catalog.SPAN_NONFINITE_KIND)
+    name = _cut_text(about.get("name")) or _value(about, catalog.SPAN_NONFINITE_KIND)
     return f"{f'`{name}`' if name else 'A value'} was not finite{_at_step(about)}."
 
 
@@ -219,13 +218,13 @@ _SAYS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def _value(about: Mapping[str, Any], attribute: catalog.Attribute) -> str:
-    """Returns an attribute of an event as text; "" where it is absent."""
+    """Returns an attribute of an event as text; "" if it is absent."""
     value = about.get(attribute.name)
     return "" if value is None else str(value)[:_LONGEST]
 
 
 def facts_of(event: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the attributes of an event as words with units; empty ones are left out."""
+    """Yields each attribute of an event as text: a name, and the value with its unit; empty values are left out."""
     for key, value in event["attributes"].items():
         size = number(value)
         unit = _UNITS.get(key, rounded if isinstance(value, float) else None)
@@ -238,14 +237,14 @@ def facts_of(event: Mapping[str, Any]) -> Iterator[str]:
 def _ranks(summary: Mapping[str, Any]) -> Iterator[Notice]:
     silent = mapping(summary.get("ranks")).get("silent")
     if isinstance(silent, list) and silent:
-        named = ", ".join(str(rank)[:_LONGEST] for rank in silent[:20])
-        yield Notice("critical", "ranks are silent", f"No report has come lately from rank {named}.")
+        listed = ", ".join(str(rank)[:_LONGEST] for rank in silent[:20])
+        yield Notice("critical", "ranks are silent", f"No report has come lately from rank {listed}.")
 
 
 def _failed_ranks(
     summary: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]], advice: str
 ) -> Iterator[Notice]:
-    """Yields one notice about the other ranks that failed or were killed since the last start."""
+    """Yields one notice about the other ranks that failed or were killed in the same attempt."""
     failed = {
         rank: text(found.get("end_cause")) or text(found.get("state"))
         for rank, found in others.items()
@@ -254,32 +253,32 @@ def _failed_ranks(
         and found.get("attempt") == summary.get("attempt")
     }
     if failed:
-        named = [f"rank {rank}: {_long(cause)}" for rank, cause in failed.items()]
-        more = [f"and {len(named) - _RANKS_NAMED} more"] if len(named) > _RANKS_NAMED else []
-        said = (
+        causes = [f"rank {rank}: {_cut_text(cause)}" for rank, cause in failed.items()]
+        more = [f"and {len(causes) - _RANKS_NAMED} more"] if len(causes) > _RANKS_NAMED else []
+        sentence = (
             f"{plural(len(failed), 'other rank')} failed or {'was' if len(failed) == 1 else 'were'} killed."
         )
-        facts = (*named[:_RANKS_NAMED], *more)
-        yield Notice("critical", "other ranks failed", said, advice, facts)
+        facts = (*causes[:_RANKS_NAMED], *more)
+        yield Notice("critical", "other ranks failed", sentence, advice, facts)
 
 
 def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:
     telemetry = mapping(summary.get("telemetry"))
     if lost := whole(telemetry.get("records_lost")):
-        said = f"{count(lost)} records were lost: no metric counts what happened in them."
-        yield Notice("warning", "records lost", said)
+        sentence = f"{count(lost)} records were lost: no metric counts what happened in them."
+        yield Notice("warning", "records lost", sentence)
     if faults := mapping(telemetry.get("faults")):
-        parts = tuple(f"{_long(part)}: {_long(str(number))}" for part, number in faults.items())
-        said = "Parts of the telemetry failed; training went on."
-        yield Notice("warning", "faults of otel_train", said, facts=parts)
+        parts = tuple(f"{_cut_text(part)}: {_cut_text(str(number))}" for part, number in faults.items())
+        sentence = "Parts of the telemetry failed; training went on."
+        yield Notice("warning", "faults of otel_train", sentence, facts=parts)
     for row in rows(summary.get("settings_ignored")):
-        used = _long(row.get("used"))
-        facts = (f"in force: {used}",) if used else ()
-        yield Notice("info", "setting ignored", _long(row.get("problem")), facts=facts)
+        value = _cut_text(row.get("used"))
+        facts = (f"in force: {value}",) if value else ()
+        yield Notice("info", "setting ignored", _cut_text(row.get("problem")), facts=facts)
     for row in rows(summary.get("instrumentation_gaps")):
         about = " ".join(part for part in (text(row.get("what")), text(row.get("name"))) if part)
-        yield Notice("info", f"not observed: {about}", _long(row.get("reason")))
+        yield Notice("info", f"not observed: {about}", _cut_text(row.get("reason")))
 
 
-def _long(value: object) -> str:
+def _cut_text(value: object) -> str:
     return value[:_LONGEST] if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Files of a run directory: which of them may be downloaded, and values read from them."""
+"""Files of a run directory: former versions of documents, checks of untrusted values, and the files that may be downloaded."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LONGEST = 200
-"""Characters of a name that are shown: a file may hold megabytes."""
+"""Most characters of a name from a file, which is untrusted and may hold megabytes."""
 
 
 def is_run(path: Path) -> bool:
-    """Returns whether a folder is one of a run: it has a ``run.json``, or a rank has a folder in it."""
+    """Returns whether a folder is a run directory: it has a ``run.json`` or the folder of a rank."""
     return is_folder(path) and (mark_of(path / RUN_FILE) is not None or bool(rank_folders(path)))
 
 
 def has_postmortem(run: Path) -> bool:
-    """Returns whether a rank of a run has a flight file, which ``otel-train postmortem`` reads."""
+    """Returns whether a rank of the run has a flight file, which ``otel-train postmortem`` reads."""
     return any(mark_of(folder / FLIGHT_FILE) is not None for folder in rank_folders(run).values())
 
 
@@ -42,7 +42,7 @@ _WITH_FORMER_KEYS = ("findings", "finding", "telemetry", "capture")
 
 
 def current_document(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a summary, or the metadata of a capture, under the keys of this version, whichever version wrote it."""
+    """Returns a summary, or the metadata of a capture, with former keys renamed to those of this version."""
     found = {_FORMER_KEYS.get(key, key): value for key, value in document.items()}
     for key in _WITH_FORMER_KEYS:
         inner = found.get(key)
@@ -56,17 +56,17 @@ def current_document(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_former(document: Mapping[str, Any]) -> bool:
-    """Returns whether a former version wrote it, whose documents lack some keys of this one."""
+    """Returns whether a former version wrote the document: then it may lack keys of this version."""
     return text(document.get("schema")) in _FORMER_SCHEMAS
 
 
 def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> dict[str, Any]:
-    """Returns a rank's summary; empty, with a warning, if it is not one of a version known here."""
+    """Returns a rank's summary; empty if there is none, and with a warning if it cannot be read or its version is unknown."""
     return known_summary(documents.get_or_empty(folder / SUMMARY_FILE, warnings), warnings)
 
 
 def known_summary(document: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
-    """Returns a summary under the keys of this version; empty, with a warning, if it is not one of a version known here."""
+    """Returns a summary with the keys of this version; empty, with a warning, if its version is unknown."""
     summary = current_document(document)
     if summary and summary.get("schema") != SUMMARY_SCHEMA:
         warnings.append(
@@ -77,31 +77,31 @@ def known_summary(document: Mapping[str, Any], warnings: list[str]) -> dict[str,
 
 
 def has_ended(summary: Mapping[str, Any]) -> bool:
-    """Returns whether a summary says how its rank ended."""
+    """Returns whether a summary has an end state of its rank."""
     return summary.get("state") not in (None, "running")
 
 
 FOREIGN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-"""What reading a document of an unknown shape may raise; RuntimeError: a generator ended too soon, or nesting is too deep."""
+"""Exceptions that reading a document of unknown shape may raise. RuntimeError: StopIteration in a generator, or RecursionError."""
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Returns an object from a file; empty for anything else."""
+    """Returns ``value`` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def rows(value: object) -> list[dict[str, Any]]:
-    """Returns the objects of a list from a file; none for anything else."""
+    """Returns the JSON objects in a list; an empty list if ``value`` is not a list."""
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def text(value: object) -> str:
-    """Returns a name from a file, no longer than a reader can use; "" for what is no text."""
+    """Returns a text, cut to ``_LONGEST`` characters; "" if ``value`` is not a text."""
     return value[:_LONGEST] if isinstance(value, str) else ""
 
 
 def number(value: object) -> float | None:
-    """Returns a finite number from a file; None for anything else."""
+    """Returns a finite number as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -111,7 +111,7 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """Returns a count from a file; None for anything else."""
+    """Returns an integer of 64 bits; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
 
 
@@ -121,11 +121,11 @@ _SHOWN = re.compile(
     r"report\.html|captures/[^/]+\.json(?:\.gz)?|artifacts/.+|"
     r"rank\d+/(?:summary\.json|flight(?:-\d+)?\.bin|(?:events|metrics\.otlp|spans\.otlp)\.jsonl(?:\.1)?)"
 )
-"""What may be downloaded. Others may open doors: ``capture-token`` arms captures, and ``run.json`` of older versions has it."""
+"""Files that may be downloaded: not ``capture-token``, which permits captures, nor ``run.json``, old ones of which contain it."""
 
 
 class File(NamedTuple):
-    """One file; its name is below the run directory, with parts joined by ``/``."""
+    """One file. ``name`` is its path relative to the run directory, with ``/``."""
 
     name: str
     path: Path
@@ -133,7 +133,7 @@ class File(NamedTuple):
 
 
 def files_of(run: Path, rank: int | None) -> list[File]:
-    """Returns the files of the run and of one of its ranks, by name. Links, hidden files and deeply nested ones are skipped."""
+    """Returns the files of the run and of one rank that may be downloaded, without links, hidden and deeply nested files."""
     folders = [CAPTURES_FOLDER, "artifacts", *([f"rank{rank}"] if rank is not None else [])]
     found = list(_plain(run, ""))
     for name in folders:

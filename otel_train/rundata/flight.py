@@ -1,4 +1,4 @@
-"""Reads steps and end state of a rank from its flight file."""
+"""Reconstructs the steps and the state at the end of a rank from its flight file."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 
 class ThreadHistory(NamedTuple):
-    """What one thread did.
+    """Events of one thread, and their account.
 
     Attributes:
-        thread: its events.
+        thread: events on file.
         open: stages open at the end, outermost first.
-        closed: everything that was accounted.
-        started_ns: start of a step that is not counted, or -1.
-        by_end: counted steps that the end of the file closed, and no event: the loop was still in that step.
-        accounted: number of its events that were; the last ones.
+        closed: steps, calls and times of the events that were accounted for.
+        started_ns: start of the partial step at the end, which is not counted; -1 for none.
+        by_end: counted steps that were closed by the end of the file rather than by an event: the loop was still in them.
+        accounted: number of events that were accounted for, the last ones of the thread.
     """
 
     thread: ThreadEdges
@@ -54,12 +54,12 @@ class ThreadHistory(NamedTuple):
 
     @property
     def is_on_file(self) -> bool:
-        """Whether the file holds everything from its first event."""
+        """Whether the file has all events of the thread since its first one."""
         return self.thread.entry.written <= len(self.thread.times) + 1
 
     @property
     def whole(self) -> bool:
-        """Whether everything from its first event was accounted."""
+        """Whether all events since the first one of the thread were accounted for."""
         return self.is_on_file and self.accounted == len(self.thread.times)
 
     @property
@@ -69,7 +69,7 @@ class ThreadHistory(NamedTuple):
 
 
 def thread_history(thread: ThreadEdges, sources: SourceTable, most_edges: int = 0) -> ThreadHistory:
-    """Accounts a thread's events, with the stages of every step; ``most_edges``: only the last ones, 0 for all."""
+    """Accounts for a thread's events, with the stages of every step; ``most_edges``: number of last events, 0 for all."""
     first = max(0, len(thread.times) - most_edges) if most_edges else 0
     before = _open_at(thread, first) if first else []
     times, codes = (np.concatenate((each[before], each[first:])) for each in (thread.times, thread.codes))
@@ -87,13 +87,13 @@ def thread_history(thread: ThreadEdges, sources: SourceTable, most_edges: int = 
 
 
 def _open_at(thread: ThreadEdges, place: int) -> list[int]:
-    """Returns which events began the stages that are open before that place, the outermost first."""
+    """Returns the indices of the events that began the stages open at index ``place``, outermost first."""
     ops, numbers = (thread.codes & OP_MASK)[:place], _source_numbers(thread)[:place]
     change = np.isin(ops, _BEGINS).astype(np.int64) - np.isin(ops, _ENDS)
     depth = np.cumsum(change)
     least_later = np.minimum.accumulate(depth[::-1])[::-1]
     begun = np.flatnonzero((change > 0) & (depth == least_later))[:DEEPEST].tolist()
-    # Where an exception left a stage open, the end of the one around it is taken for its own.
+    # If an exception left a stage without an end, the end of the enclosing stage lowers the depth in its place.
     return [at for at in begun if change[at:][numbers[at:] == numbers[at]].sum() > 0]
 
 
@@ -103,28 +103,29 @@ def _source_numbers(thread: ThreadEdges) -> Ints:
 
 
 def trained(part: ClosedSteps) -> np.ndarray:
-    """Returns bool[step]: the steps counted as training."""
+    """Returns bool[step]: whether a step is a counted training step."""
     mine: np.ndarray = (part.steps.phase == TRAIN) & (part.steps.counted > 0)
     return mine
 
 
 RECENT_STEPS = 20
+"""Most closed steps in a post-mortem."""
 
 _TAIL_EDGES = 1 << 12
-"""Events of a thread that are accounted for a post-mortem, eight times as many where those do not hold the last steps."""
+"""Last events of a thread that a post-mortem accounts for; eight times as many if they do not contain the last steps."""
 
 _NORMAL_ENDS, _MARKS = (Op.END, Op.STOP, Op.SUSPEND), (Op.MARK, Op.EPOCH)
 _BEGINS, _ENDS = (Op.BEGIN, Op.RESUME), (*_NORMAL_ENDS, Op.FAIL)
 _STAGE_OPS = (*_BEGINS, *_NORMAL_ENDS)
-_OF_AN_END = (SourceKind.CHECKPOINT, SourceKind.STAGE)
-"""What an exception handler may run."""
+_HANDLER_KINDS = (SourceKind.CHECKPOINT, SourceKind.STAGE)
+"""Kinds of stages that an exception handler of the program may run."""
 
 
 def read_postmortem(rank_dir: Path) -> dict[str, Any]:
-    """Returns what the process of a rank was doing when it was last active.
+    """Returns the post-mortem of a rank: its open stages and last steps when its process was last active.
 
     Raises:
-        RunDirectoryError: the flight recorder file is missing or unreadable.
+        RunDirectoryError: the flight file is missing or unreadable.
     """
     flight, documents = read_flight(rank_dir / FLIGHT_FILE), JsonFileCache()
     warnings: list[str] = []
@@ -139,7 +140,7 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
         if each.keys() >= set(HangSuspect._fields)
     ]
     report["warnings"] += warnings
-    if report["alive"] is None:  # its process cannot be seen from here, its heartbeat can
+    if report["alive"] is None:  # the process is on another host or in another container: see its heartbeat
         last = Heartbeat(flight.pid, flight.polled_unix_ns / NS_PER_S, flight.identity)
         about = documents.get_or_empty(rank_dir.parent / RUN_FILE, [])
         state = liveness(summary, about, last, written_s=None, now_s=time.time())
@@ -148,7 +149,7 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
 
 
 def _last_steps(flight: Flight, summary: Mapping[str, Any]) -> FlightHistory:
-    """Accounts as many events as hold the last steps and tell their numbers."""
+    """Accounts for as many of the last events as are needed for the last steps and their numbers."""
     longest, most_edges = max((len(thread.times) for thread in flight.threads), default=0), _TAIL_EDGES
     while most_edges < longest:
         history = FlightHistory(flight, most_edges)
@@ -159,9 +160,9 @@ def _last_steps(flight: Flight, summary: Mapping[str, Any]) -> FlightHistory:
 
 
 def _before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
-    """Leaves out what came after the end of a rank, and what its threads wrote while it ended.
+    """Removes the events that threads wrote while their rank was ending.
 
-    An exception ends the stages that are open: without this, a rank that failed or hung would be in none.
+    A propagating exception ends the open stages: with these events, a rank that failed or hung would have none open.
     """
     goes_on = not has_ended(summary) and is_alive(flight.pid, flight.identity) is not False
     if goes_on or summary.get("state") == "finished":
@@ -175,11 +176,11 @@ def _before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
 
 
 def _thread_before_end(thread: ThreadEdges, kinds: Ints) -> ThreadEdges:
-    """Does so for one thread: from the first stage that failed after all others, or from its last pause after them."""
+    """Removes those events of one thread: after its last ordinary event, from the first failed stage or the last pause on."""
     ops = thread.codes & OP_MASK
-    of_step = ~np.isin(kinds[np.minimum(_source_numbers(thread), len(kinds) - 1)], _OF_AN_END)
-    goes_on = np.flatnonzero(of_step & np.isin(ops, _STAGE_OPS) | np.isin(ops, _MARKS))
-    first = int(goes_on[-1]) + 1 if len(goes_on) else 0
+    of_step = ~np.isin(kinds[np.minimum(_source_numbers(thread), len(kinds) - 1)], _HANDLER_KINDS)
+    ordinary = np.flatnonzero(of_step & np.isin(ops, _STAGE_OPS) | np.isin(ops, _MARKS))
+    first = int(ordinary[-1]) + 1 if len(ordinary) else 0
     failed = first + np.flatnonzero(ops[first:] == Op.FAIL)
     pauses = 1 + np.flatnonzero(np.diff(thread.times) >= LEAST_STALL_S * NS_PER_S)
     pauses = pauses[(pauses >= first) & ~np.isin(ops[pauses], _NORMAL_ENDS)]
@@ -195,13 +196,13 @@ def _ended_unix_s(summary: Mapping[str, Any]) -> float | None:
 
 
 class FlightHistory:
-    """What the threads in a flight file did, with the names of sources and Unix time.
+    """Histories of the threads in a flight file, with the names of their sources and Unix time.
 
     Args:
-        most_edges: events of each thread that are accounted, the last ones; 0 for all.
+        most_edges: number of last events of each thread to account for; 0 for all.
 
     Attributes:
-        timeline: of the thread that trains; None if no thread has written anything.
+        timeline: timeline of the training thread; None if no thread has written an event.
     """
 
     def __init__(self, flight: Flight, most_edges: int = 0) -> None:
@@ -214,7 +215,7 @@ class FlightHistory:
         self.timeline = None if self._main is None else Timeline(self._main, flight)
 
     def postmortem(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the result of ``read_postmortem``, with the last summary, which may be empty."""
+        """Returns the document of ``read_postmortem``; ``summary``: the last one of the rank, which may be empty."""
         flight, main, identity = self._flight, self._main, self._flight.identity
         warnings: list[str] = []
         report = {
@@ -246,13 +247,13 @@ class FlightHistory:
         if main is None or self.timeline is None:
             warnings.append("No thread has written an edge yet.")
         else:
-            self._add_steps_to(report, main, self.timeline, _closed_before(self.timeline, summary, warnings))
+            self._add_steps_to(report, main, self.timeline, _first_step(self.timeline, summary, warnings))
         return report
 
     def _add_steps_to(
         self, report: dict[str, Any], main: ThreadHistory, timeline: Timeline, first: int
     ) -> None:
-        """Adds the last closed steps and the step at the end: the open one, else the last closed."""
+        """Adds the last closed steps, and the last step: the open one, else the last closed."""
         report["step"] = first + main.steps - main.by_end
         recent = report["recent_steps"] = [
             {
@@ -263,37 +264,37 @@ class FlightHistory:
             for row in range(max(0, main.steps - RECENT_STEPS), main.steps)
         ]
         if main.started_ns >= 0:
-            begun, until = timeline.unix_s(main.started_ns), report["last_edge_unix_s"]
-            index, lasted_s = first + main.steps, max(0.0, until - begun)
+            started_s, until_s = timeline.unix_s(main.started_ns), report["last_edge_unix_s"]
+            index, lasted_s = first + main.steps, max(0.0, until_s - started_s)
         elif recent:
-            begun = timeline.unix_s(int(timeline.started_ns[-1]))
+            started_s = timeline.unix_s(int(timeline.started_ns[-1]))
             index, lasted_s = recent[-1]["index"], recent[-1]["duration_s"]
         else:
             return
-        report["last_step"] = {"index": index, "started_unix_s": begun, "duration_s": lasted_s}
+        report["last_step"] = {"index": index, "started_unix_s": started_s, "duration_s": lasted_s}
 
     def _unix_s(self, clock_ns: int | None) -> float | None:
         return None if clock_ns is None else (clock_ns + self._offset_ns) / NS_PER_S
 
     def _steps_in_file(self, history: ThreadHistory) -> int | None:
-        """Returns the training steps on file; None where only the end of it was accounted, and it does not begin with the first."""
+        """Returns the number of training steps on file; None if not all events were accounted for and step numbers are unknown."""
         if history.accounted == len(history.thread.times):
             return history.steps
         first = self.timeline.first if self.timeline is not None and history.is_on_file else None
         return None if first is None else first + history.steps
 
     def _started_unix_ns(self) -> int:
-        """Returns when the run began; where the clock was set back since, not after the first event on file."""
-        said_ns = self._flight.identity.get("started_unix_ns") or self._flight.anchor_unix_ns
-        edges = (int(each.thread.times[0]) + self._offset_ns for each in self._threads)
-        return int(min([said_ns, *edges]))
+        """Returns the Unix time at which the run began; at most that of the first event, as the clock may have been set back."""
+        recorded_ns = self._flight.identity.get("started_unix_ns") or self._flight.anchor_unix_ns
+        first_edges = (int(each.thread.times[0]) + self._offset_ns for each in self._threads)
+        return int(min([recorded_ns, *first_edges]))
 
     def _quiet_s(self, history: ThreadHistory) -> float:
-        """Returns for how long the process lived after the thread's last event, in seconds."""
+        """Returns for how many seconds the process lived after the thread's last event."""
         return (self._last_sign_ns(history) - int(history.thread.times[-1])) / NS_PER_S
 
     def _last_sign_ns(self, history: ThreadHistory) -> int:
-        """Returns when the thread or the agent last showed that the process lived, on the monotonic clock."""
+        """Returns the last instant at which the process lived: of the thread's last event or the agent's last poll, monotonic."""
         return max(self._flight.polled_unix_ns - self._offset_ns, int(history.thread.times[-1]))
 
     def _open_stages(self, history: ThreadHistory) -> list[dict[str, Any]]:
@@ -301,7 +302,7 @@ class FlightHistory:
         begun = [self._sources[entry.source] for entry in history.open]
         last_sign_ns = self._last_sign_ns(history)
         batches = history.closed.batches
-        loader = self._sources[int(batches[-1, 0])].name if len(batches) else None  # of the batch in work
+        loader = self._sources[int(batches[-1, 0])].name if len(batches) else None  # of the current batch
         return [
             {
                 "stage": source.stage,
@@ -314,7 +315,7 @@ class FlightHistory:
         ]
 
     def _since_the_last_step(self, history: ThreadHistory) -> dict[str, Any]:
-        """Returns what ended in the step at the end: see ``StepPosition``."""
+        """Returns the stage that ended last in the last step, and the backwards in it: see ``StepPosition``."""
         thread, ends = history.thread, StageEnds()
         ends.add(thread.times, thread.codes, self._sources)
         ended_ns = history.closed.steps.ended_ns[trained(history.closed)][: history.steps - history.by_end]
@@ -330,12 +331,12 @@ class FlightHistory:
 
 
 def _steps_on_file(history: ThreadHistory) -> tuple[float, int]:
-    """Returns the training steps of a thread, estimated where only its last events were accounted, and its events."""
+    """Returns the training steps of a thread, extrapolated if only its last events were accounted for, and its events."""
     edges = len(history.thread.times)
     return history.steps * edges / max(1, history.accounted), edges
 
 
-def _closed_before(timeline: Timeline, summary: Mapping[str, Any], warnings: list[str]) -> int:
+def _first_step(timeline: Timeline, summary: Mapping[str, Any], warnings: list[str]) -> int:
     first = timeline.first_step(summary)
     if timeline.first is None:
         how = (
@@ -351,7 +352,7 @@ OTHER = "other"
 
 
 class StageCall(NamedTuple):
-    """One call of a stage: source, begin, duration."""
+    """One call of a stage. ``about``: name of its source, such as the loader."""
 
     stage: str
     about: str
@@ -363,18 +364,18 @@ class Timeline:
     """Calls and steps of the training thread, as far back as the file goes.
 
     Attributes:
-        whole: everything from the first edge on was accounted.
-        first: number of its first step; None if it is not known.
+        whole: whether all events since the first one of the thread were accounted for.
+        first: number of the first step on file; None if unknown.
         stages: names of the columns of ``selves_ns``.
         ended_ns: int64[step], on the monotonic clock.
         started_ns: int64[step], as above.
         duration_ns: int64[step], time that belongs to the step.
         selves_ns: int64[step, stage], self time.
-        marked: the program marks its epochs.
-        epoch: int64[step], number of its epoch where they are marked; else passes over the training loader that
-            had ended before the step did, as far as the file goes back.
+        marked: whether the program marks its epochs.
+        epoch: int64[step], the epoch's number if epochs are marked; else the number of passes over the training loader
+            that had ended before the step did, as far as the file goes back.
         loader: the loader whose passes are the epochs; "" for none.
-        passes: those of its passes that ended on file with a step in them.
+        passes: number of its passes on file that had a step and have ended.
     """
 
     def __init__(self, history: ThreadHistory, flight: Flight) -> None:
@@ -386,12 +387,12 @@ class Timeline:
         self.started_ns, self.ended_ns = steps.started_ns[mine], steps.ended_ns[mine]
         self.duration_ns = steps.duration_ns[mine]
         self.first = 0 if self.whole else self._first_by_end_of(flight.steps - 1, flight.step_ended_ns)
-        self.selves_ns = self._selves(mine)
-        said = history.closed.said
-        begun = said[said[:, 1] == Op.EPOCH]
-        self.marked = len(begun) > 0
+        self.selves_ns = self._self_times(mine)
+        marks = history.closed.said
+        epochs = marks[marks[:, 1] == Op.EPOCH]
+        self.marked = len(epochs) > 0
         loaders = steps.loader[mine]
-        self.loader, self.epoch = ("", self._marked(begun)) if self.marked else self._passes(loaders)
+        self.loader, self.epoch = ("", self._marked(epochs)) if self.marked else self._passes(loaders)
         self.passes = int(self.epoch[-1]) if len(self.epoch) else 0
 
     def __len__(self) -> int:
@@ -402,29 +403,29 @@ class Timeline:
         return (clock_ns + self._offset_ns) / NS_PER_S
 
     def first_step(self, summary: Mapping[str, Any]) -> int | None:
-        """Returns the number of the first step on file; None where the file begins later, and the summary counts no more steps."""
+        """Returns the number of the first step on file; None if unknown, and ``summary`` does not count as many steps either."""
         if self.first is not None:
             return self.first
         counted = number(mapping(summary.get("steps")).get("train"))
         return int(counted) - len(self) if counted is not None and counted >= len(self) else None
 
     def ends_as_all(self, summary: Mapping[str, Any]) -> bool:
-        """Returns whether the last steps, and their numbers, are those that all events of the thread would give."""
+        """Returns whether accounting for all events of the thread would give the same last steps with the same numbers."""
         knows = self.first is not None or has_ended(summary) or not self._history.is_on_file
         return knows and len(self) > RECENT_STEPS and self.first_step(summary) is not None
 
     def _first_by_end_of(self, step: int, ended_ns: int) -> int | None:
-        """Returns the number of the first step from that of another one and when it ended; None if that is not among them."""
+        """Returns the number of the first step, given that step ``step`` ended at ``ended_ns``; None if that is not on file."""
         row = int(np.searchsorted(self.ended_ns, ended_ns))
-        found = row < len(self) and self.ended_ns[row] == ended_ns
-        return step - row if found and row <= step else None
+        is_on_file = row < len(self) and self.ended_ns[row] == ended_ns
+        return step - row if is_on_file and row <= step else None
 
     def stages_s(self, selves_ns: Ints) -> dict[str, float]:
         """Returns a row of ``selves_ns``, or a sum of rows, in seconds by stage."""
         return {name: ns / NS_PER_S for name, ns in zip(self.stages, selves_ns.tolist(), strict=True) if ns}
 
     def totals(self) -> list[dict[str, Any]]:
-        """Returns one row per phase, loader, model and stage, over everything on file."""
+        """Returns one row per phase, loader, model and stage, summed over all events on file."""
         rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
         times, calls = self._history.closed.times, self._history.closed.occurrences
         for source, loader, phase, self_ns, inclusive_ns, _ in zip(
@@ -447,7 +448,7 @@ class Timeline:
         return sorted(rows.values(), key=itemgetter("phase", "loader", "stage", "model"))
 
     def calls(self, since_ns: int) -> list[StageCall]:
-        """Calls that began at ``since_ns`` or later, in order."""
+        """Returns the calls that began at ``since_ns`` or later, in order of their beginning."""
         calls = self._history.closed.occurrences
         found = []
         for row in np.flatnonzero(calls.started_ns >= since_ns).tolist():
@@ -471,18 +472,18 @@ class Timeline:
             rows[key] = {**named, "count": 0, "failed": 0, "inclusive_seconds": 0.0, "self_seconds": 0.0}
         return rows[key]
 
-    def _selves(self, mine: NDArray[np.bool_]) -> Ints:
+    def _self_times(self, mine: NDArray[np.bool_]) -> Ints:
         column = {name: place for place, name in enumerate(self.stages)}
         table = np.zeros((len(mine), len(self.stages)), dtype=np.int64)
         times = self._history.closed.times
         for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
-            if 0 <= row < len(mine):  # or of a step that has not closed
+            if 0 <= row < len(mine):  # else the time is of no step, or of a step that has not closed
                 stage = self._sources[owner].stage if owner >= 0 else OTHER
                 table[row, column[stage or OTHER]] += ns
         return table[mine]
 
     def _marked(self, begun: Ints) -> Ints:
-        """Assigns a step that closes at a mark to the epoch before it."""
+        """Returns the epoch of each step; a step that closes at the mark of an epoch belongs to the one before."""
         numbers = np.concatenate((np.maximum(begun[:1, 2] - 1, 0), begun[:, 2]))
         marked: Ints = numbers[np.searchsorted(begun[:, 0], self.ended_ns, side="left")]
         return marked
@@ -496,6 +497,6 @@ class Timeline:
         mine = (numbers == training) & ((thread.codes & OP_MASK) == int(Op.STOP))
         stops = thread.times[mine] if self._sources[training].kind is SourceKind.DATA else thread.times[:0]
         passes = np.searchsorted(stops, self.ended_ns, side="left")
-        # A loader that is asked again at its end says so again: a pass without a step is none.
+        # An exhausted iterator raises StopIteration again if it is called again: passes without a step do not count.
         _, epoch = np.unique(passes, return_inverse=True)
         return self._sources[training].name, epoch.astype(np.int64)

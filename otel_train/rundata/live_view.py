@@ -1,4 +1,4 @@
-"""Current state of runs and ranks, from their files."""
+"""Views of the current state of runs and ranks, read from their files."""
 
 from __future__ import annotations
 
@@ -37,17 +37,16 @@ if TYPE_CHECKING:
 
 
 STEPS_SHOWN = 200
-_NOW_STEPS = 50
-"""Steps that say how fast the run is now."""
+_NOW_STEPS = 50  # last steps over which the current speed is averaged
 
 _LATE_STEPS, _LEAST_LATE_S = 5, 3.0
-"""Median steps, and seconds, after which it is shown that no further one has ended: the file is written once a second."""
+"""Times the median step, and least seconds, after which a step counts as late: the file is written once a second."""
 
 _MOST_EDGES = 1 << 14
-"""Edges of a thread that are worked out: a tenth of a second, once a second."""
+"""Last events of a thread that are accounted for at each read: a tenth of a second of computing, once a second."""
 
 _MOST_BYTES = 128 << 20
-"""A larger flight file is not followed: reading it twice a second would cost the training its caches."""
+"""Largest flight file that is read repeatedly: a larger one, read twice a second, would evict the training's data from caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +55,14 @@ class LiveProgress:
 
     Attributes:
         steps: training steps so far; None if unknown.
-        exact: ``steps`` is no estimate.
-        open: stages that are open, the outermost first, as ``postmortem`` has them.
+        exact: whether ``steps`` is exact rather than an estimate.
+        open: open stages, outermost first, as in ``read_postmortem``.
         spans_s: begin and end of the last steps, in seconds after the first of them began.
-        stages_s: self time of each stage in those steps.
+        stages_s: self time of each stage in each of those steps.
+        step_s: durations of those steps.
         quiet_s: seconds from the last event to the last poll of the agent.
-        since_step_s: seconds from the end of the last step to the same.
-        problem: why there is nothing; "" if there is.
+        since_step_s: seconds from the end of the last step to that poll.
+        problem: why there is no progress; "" if there is.
     """
 
     steps: int | None = None
@@ -84,7 +84,7 @@ class LiveProgress:
 
     @property
     def without_step_s(self) -> float | None:
-        """Seconds in which no step has ended, where that is longer than several steps; else None."""
+        """Seconds since the last step ended, if that is longer than several steps take; else None."""
         if not self.step_s:
             return None
         last = sorted(self.step_s[-_NOW_STEPS:])
@@ -93,13 +93,13 @@ class LiveProgress:
 
     @property
     def now_data_share(self) -> float | None:
-        """Share of waiting for data in the last steps; None where no step has waited."""
-        last, whole_s = self.stages_s.get("data", [])[-_NOW_STEPS:], sum(self.step_s[-_NOW_STEPS:])
-        return sum(last) / whole_s if whole_s and last else None
+        """Share of the last steps that was spent waiting for data; None if no step has waited."""
+        waits_s, whole_s = self.stages_s.get("data", [])[-_NOW_STEPS:], sum(self.step_s[-_NOW_STEPS:])
+        return sum(waits_s) / whole_s if whole_s and waits_s else None
 
 
 def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgress:
-    """Reads progress from the end of a flight file; of a broken file, the reason."""
+    """Reads progress from the end of a flight file; if it is unreadable, only ``problem`` is set."""
     if mark.size_bytes > _MOST_BYTES:
         return LiveProgress(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
     try:
@@ -132,9 +132,9 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
 
 
 def _steps_so_far(timeline: Timeline, summary: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Returns the training steps so far: as the file has them, or those in the summary and those that ended since.
+    """Returns the training steps so far, and whether that is exact: from the file, else the summary's and those ended since.
 
-    Where the file begins after the summary was written, those before it are estimated at the pace of those on file.
+    If the file begins after the summary was written, the steps between them are extrapolated from the pace on file.
     """
     if timeline.first is not None:
         return timeline.first + len(timeline), True
@@ -149,21 +149,22 @@ def _steps_so_far(timeline: Timeline, summary: Mapping[str, Any]) -> tuple[int |
 
 
 _MOST_KEPT = 64
-"""Ranks whose lines of metrics, and whose flight file, are kept as they were read."""
+"""Most ranks whose metrics history and progress are cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """State of one rank. Missing values are empty.
+    """Data of one rank, as the pages show it. Missing values are empty.
 
     Attributes:
-        rank: None for a run that no rank has a folder of.
-        ranks: all that have a folder.
-        written_unix_s: when the summary was written.
-        series: of its lines of metrics, as of ``metrics_history.series_of``.
-        histograms: of its last line of metrics.
-        others: the summary of every rank that has one.
-        records: metadata of the run's captures, the oldest first.
+        rank: number of the rank; None if the run has no rank folder.
+        ranks: ranks that have a folder.
+        about: content of ``run.json``.
+        written_unix_s: Unix time at which the summary was written.
+        series: metrics over time, as ``metrics_history.series_of`` returns them.
+        histograms: histograms of the last line of metrics.
+        others: summaries of all ranks that have one, this one included.
+        records: metadata of the run's captures, oldest first.
     """
 
     run: Path
@@ -185,12 +186,12 @@ class RankView:
     def of_summary(cls, run: Path, summary: Mapping[str, Any]) -> RankView:
         """Builds the view from a summary alone; ``run`` is its folder."""
         state = liveness(summary, {}, None, written_s=None, now_s=0.0)
-        said = notices(state, summary, (), (), others={}, postmortem=False)
-        return cls(run=run, rank=whole(summary.get("rank")), summary=summary, state=state, notices=said)
+        found = notices(state, summary, (), (), others={}, postmortem=False)
+        return cls(run=run, rank=whole(summary.get("rank")), summary=summary, state=state, notices=found)
 
     @property
     def steps(self) -> int | None:
-        """Training steps: as written at its end; while there is none, as the flight file has them."""
+        """Training steps: from the summary after the end of the rank, before from the flight file if it has them."""
         counted = whole(mapping(self.summary.get("steps")).get("train"))
         ended = self.state.quiet_s is None and counted is not None
         return counted if ended or self.progress.steps is None else self.progress.steps
@@ -199,7 +200,7 @@ class RankView:
 def state_of(
     folder: Path, summary: Mapping[str, Any], about: Mapping[str, Any], now_s: float
 ) -> tuple[Liveness, float | None]:
-    """Returns whether the rank is live, and when its summary was written."""
+    """Returns the state of a rank, and the Unix time at which its summary was written."""
     mark = mark_of(folder / SUMMARY_FILE)
     written_s = mark.changed_ns / NS_PER_S if mark else None
     if folder.name != f"rank{about.get('rank')}":
@@ -210,38 +211,38 @@ def state_of(
 
 
 def _wrong(document: Mapping[str, Any], schema: str, path: Path) -> list[str]:
-    """Returns a warning about wrong values; the others are shown. None about a document that could not be read."""
+    """Returns a warning about the wrong values of a document; no warning about an empty one, which could not be read."""
     found = wrong_values(document, schema, complete=False) if document else []
     return [message_of(found, path.name)] if found else []
 
 
-_OF_A_ROW = frozenset(
+_ROW_KEYS = frozenset(
     (
         "schema", "run_name", "host", "world_size", "rank", "attempt", "pid", "state", "end_cause", "stall",
         "started_unix_s", "until_unix_s", "wall_seconds", "steps", "throughput", "batches", "activities", "step_durations", "telemetry",
     )
 )  # fmt: skip
 _MOST_ROWS = 1 << 16
-"""Ranks, of all runs, whose part of a summary is kept: some 3 kB each."""
+"""Most ranks, of all runs, whose part of a summary is cached: some 3 kB each."""
 
 
 def row_cache() -> JsonFileCache:
-    """Returns a cache of summaries that keeps what tables of runs and ranks show: whole ones would take ten times the memory."""
+    """Returns a cache for the parts of summaries that tables of runs and ranks show; whole summaries take ten times the memory."""
     return JsonFileCache(_row_of, most=_MOST_ROWS)
 
 
 def _row_of(document: dict[str, Any]) -> dict[str, Any]:
     summary = known_summary(document, [])
-    found = {key: value for key, value in summary.items() if key in _OF_A_ROW}
+    found = {key: value for key, value in summary.items() if key in _ROW_KEYS}
     return {**found, "findings": rows(summary.get("findings"))[:1]} if found else {}
 
 
 class RankReader:
-    """Reads ranks; caches files that have not changed. Threads may read different runs at once.
+    """Reads views of ranks; caches files that have not changed. Threads may read different runs at once, not the same one.
 
     Args:
-        cached_rows: that others use as well; None for one of its own.
-        now: Unix time.
+        cached_rows: a ``row_cache`` to share; None for a new one.
+        now: returns the Unix time.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ class RankReader:
         self._history = lru_cache(_MOST_KEPT)(MetricsHistory)
 
     def view(self, run: Path, rank: int | None) -> RankView:
-        """Returns what is known now of a rank; of the first that has a folder if ``rank`` is None or has none."""
+        """Returns the current view of a rank, or of the lowest one if ``rank`` is None or has no folder."""
         folders = rank_folders(run)
         shown = rank if rank in folders else next(iter(folders), None)
         folder = folders[shown] if shown is not None else run / "rank0"
@@ -284,7 +285,7 @@ class RankReader:
         )  # fmt: skip
 
     def _progress_of(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
-        """Progress of a rank; cached if its file is no longer written (``still``)."""
+        """Returns the progress of a rank, from the cache if ``still``: its flight file is no longer written, and has not changed."""
         path = folder / FLIGHT_FILE
         mark = mark_of(path)
         if mark is None:
@@ -304,16 +305,17 @@ class RankReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """One run in the list, as last written. Missing values are None, 0 or "".
+    """One run in the list, with the values of its lowest rank as last written. Missing values are None, 0 or "".
 
     Attributes:
-        name: of its folder.
-        run_name: for people; that of the folder if there is none.
+        name: name of the folder.
+        run_name: display name; that of the folder if the run has none.
+        ranks: world size.
         speed: training steps per second of wall time.
         finding: name of the leading finding.
-        cause: of the end of a rank that failed or was killed.
-        state: the worst of its ranks.
-        live: further data of a rank may follow.
+        cause: cause of the end of a rank that failed or was killed.
+        state: the worst state of the ranks.
+        live: whether a rank may still write data.
     """
 
     name: str
@@ -329,7 +331,7 @@ class RunRow:
     live: bool
 
     def says(self, words: str) -> bool:
-        """Returns whether every word is in its name, host, state or finding."""
+        """Returns whether name, host, state, finding or cause contain every one of the words."""
         said = f"{self.name} {self.run_name} {self.host} {self.state.word} {self.finding.replace('_', ' ')} {self.cause}".lower()
         return all(word in said for word in words.lower().split())
 
@@ -337,11 +339,12 @@ class RunRow:
 class RunList:
     """The run directories below a folder. Links are skipped: their targets must not be shown.
 
-    The row of a run that has ended is made again only when a file of it has changed: of ten thousand runs few are live.
+    Of ten thousand runs few are live: the row of one that has ended is cached until run.json, or the summary or flight file of
+    its lowest rank, changes.
 
     Args:
         only: name of the one run to show; None for all.
-        cached_rows: that others use as well; None for one of its own.
+        cached_rows: a ``row_cache`` to share; None for a new one.
     """
 
     def __init__(
@@ -359,7 +362,7 @@ class RunList:
         return sorted(found, key=lambda row: (row.started_unix_s, row.name), reverse=True)
 
     def find(self, name: str) -> Path | None:
-        """Returns the folder of a run that is in the list; None if there is no such run, whatever the name tries to be."""
+        """Returns the folder of a run in the list; None if there is none. A path, as in ``../x``, is no name in the list."""
         if self.only is not None and name != self.only:
             return None
         if name not in folders_in(self.root):
@@ -406,7 +409,7 @@ class RunList:
 
 
 def _cause(summaries: Sequence[Mapping[str, Any]], state: Liveness) -> str:
-    """Returns what ended the first rank in the state of a run that failed or was killed."""
+    """Returns the cause of the end of the first rank that is in the state of the run, if that is failed or killed; else ""."""
     ended = (summary for summary in summaries if summary.get("state") == state.word and not state.live)
     return next((text(summary.get("end_cause")) for summary in ended if state.severity == "critical"), "")
 
@@ -414,7 +417,7 @@ def _cause(summaries: Sequence[Mapping[str, Any]], state: Liveness) -> str:
 def _states(
     folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
 ) -> list[Liveness]:
-    """Returns the states of the ranks of a run's last start: a smaller one leaves folders of the ranks that it lacks."""
+    """Returns the states of the ranks of the last attempt: one with fewer ranks leaves folders of the others behind."""
     now_s, attempts = time.time(), [whole(summary.get("attempt")) for summary in summaries]
     last = max((attempt for attempt in attempts if attempt is not None), default=None)
     return [

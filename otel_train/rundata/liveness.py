@@ -1,4 +1,4 @@
-"""Determines whether a run is live: from its last writes, and the heartbeat in its flight file."""
+"""Determines whether a rank is live, from the heartbeat in its flight file or the age of its summary."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from otel_train.recording.flight_recorder import Heartbeat
 
 QUIET_S = 15.0
-"""The agent polls twice a second; a busy machine may delay it, but not that long."""
+"""Least age in seconds at which a heartbeat is out of date: the agent polls twice a second, and a busy machine delays it less."""
 
-_TURNS = 10
-"""How many turns may be missed where ``poll_interval_s`` of the setting ``tuning`` is long."""
+_MISSED_POLLS = 10
+"""The same in polls, if ``poll_interval_s`` of the setting ``tuning`` is long."""
 
 _ENDED = ("finished", "failed", "interrupted", "terminated", "killed")
 _SAYS = {
@@ -36,7 +36,7 @@ class Liveness(NamedTuple):
     Attributes:
         word: finished, failed, interrupted, terminated, killed; running, stalled, silent, gone or unknown.
         severity: ok, live, info, warning or critical.
-        quiet_s: for a run that wrote no end, seconds since its last sign; of a stalled one, since its last progress.
+        quiet_s: without a recorded end, seconds since the last heartbeat or summary; if stalled, since the last progress.
     """
 
     word: str
@@ -45,7 +45,7 @@ class Liveness(NamedTuple):
 
     @property
     def running(self) -> bool:
-        """Whether its process is known to run; it may be stalled."""
+        """Whether the process is known to run; it may be stalled."""
         return self.word in {"running", "stalled"}
 
     @property
@@ -60,7 +60,7 @@ _WORST_FIRST = (
 
 
 def state_of_run(states: Iterable[Liveness]) -> Liveness:
-    """Returns the state of a run, of those of its ranks; a rank of which nothing is known says nothing of the run."""
+    """Returns the state of a run: the worst state of its ranks; ``unknown`` only if all ranks are."""
     return min(states, key=lambda state: _WORST_FIRST.index(state.word))
 
 
@@ -75,9 +75,9 @@ def liveness(
     """Determines whether the process of a rank is live.
 
     Args:
-        summary: its ``summary.json``; empty if there is none.
-        about: ``run.json``; empty if there is none. Its ``pid`` is this rank's, or missing.
-        heartbeat: of its flight file; without one the age of its summary must do.
+        summary: ``summary.json`` of the rank; empty if there is none.
+        about: ``run.json``; empty if there is none. Its ``pid`` is that of this rank, or missing.
+        heartbeat: heartbeat in the flight file; without one, the age of the summary is used.
         written_s: Unix time at which the summary was written; None if there is none.
         now_s: Unix time.
     """
@@ -86,44 +86,44 @@ def liveness(
         return Liveness(str(state), _SAYS[str(state)])
     poll_s, summary_s = _intervals(about.get("settings"))
     if heartbeat is not None:
-        quiet_s, patience_s = now_s - heartbeat.unix_s, max(QUIET_S, _TURNS * poll_s)
+        quiet_s, patience_s = now_s - heartbeat.unix_s, max(QUIET_S, _MISSED_POLLS * poll_s)
     elif written_s is not None:
         quiet_s, patience_s = now_s - written_s, 3 * summary_s
-    else:  # its agent has written nothing yet, or could not begin
+    else:  # the agent has written nothing yet, or could not start
         pid, known = about.get("pid"), {"host": about.get("host")}
         word = "gone" if isinstance(pid, int) and is_alive(pid, known) is False else "unknown"
         return Liveness(word, _SAYS[word])
-    # A clock that was set back leaves a heartbeat in the future: it says nothing of a process that is not there.
+    # After the clock was set back, an old heartbeat is in the future: then the process must exist, too.
     is_recent = quiet_s <= patience_s and not (quiet_s < -patience_s and _is_gone(summary, about, heartbeat))
     if is_recent:
         stalled_s, until_s = number(mapping(summary.get("stall")).get("seconds")), written_until(summary)
         if stalled_s is not None and until_s is not None:
             return Liveness("stalled", _SAYS["stalled"], stalled_s + max(0.0, now_s - until_s))
         return Liveness("running", "live", max(0.0, quiet_s))
-    if not summary and written_s is not None:  # it cannot be read, and may say how the rank ended
+    if not summary and written_s is not None:  # the summary cannot be read, and may have an end state
         return Liveness("unknown", _SAYS["unknown"], quiet_s)
     word = "gone" if _is_gone(summary, about, heartbeat) else "silent"
     return Liveness(word, _SAYS[word], max(0.0, quiet_s))
 
 
 def _is_gone(summary: Mapping[str, Any], about: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:
-    """Returns whether the process of a rank is known to run no longer."""
+    """Returns whether the process of a rank is known to have ended."""
     pid, known = (heartbeat.pid, heartbeat.identity) if heartbeat else (summary.get("pid"), {})
     known = {"host": summary.get("host") or about.get("host"), **known}
     return isinstance(pid, int) and is_alive(pid, known) is False
 
 
 def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:
-    """Returns whether the summary is of the previous attempt: a restart finds it until it writes its own."""
+    """Returns whether the summary is of the previous attempt: it stays until the new attempt writes its own."""
     if heartbeat is None:
         return False
     pid, written_s = summary.get("pid"), written_until(summary)
-    is_another = isinstance(pid, int) and pid != heartbeat.pid  # in a container all may have the same
+    is_another = isinstance(pid, int) and pid != heartbeat.pid  # in containers the pids may be equal
     return is_another or (written_s is not None and heartbeat.unix_s > written_s + QUIET_S)
 
 
 def written_until(summary: Mapping[str, Any]) -> float | None:
-    """Returns the Unix time up to which a summary counts; None if it has none."""
+    """Returns the Unix time up to which a summary counts; None if it does not have it."""
     if (until_s := number(summary.get("until_unix_s"))) is not None:
         return until_s
     started_s, wall_s = number(summary.get("started_unix_s")), number(summary.get("wall_seconds"))
@@ -134,7 +134,7 @@ def _intervals(settings: object) -> tuple[float, float]:
     given, _ = present(mapping(settings))
     try:
         tuned = Config(tuning=given.get("tuning", "")).tuned()
-    except ConfigError:  # any user may have written the file
+    except ConfigError:  # run.json is untrusted
         tuned = Config().tuned()
     return tuned.poll_interval_s, tuned.summary_interval_s
 
@@ -142,7 +142,7 @@ def _intervals(settings: object) -> tuple[float, float]:
 def is_alive(pid: int, identity: Mapping[str, Any]) -> bool | None:
     """Returns whether the process of a rank runs; None if it ran on another host, or in another container.
 
-    A process that has its number by now is not taken for it.
+    A later process with the same pid is recognised by its ``process_mark``.
     """
     node, space = os.uname().nodename, namespace_of("pid")
     if (identity.get("host") or node) != node or (identity.get("pid_namespace") or space) != space:
@@ -151,7 +151,7 @@ def is_alive(pid: int, identity: Mapping[str, Any]) -> bool | None:
 
 
 def is_running(pid: int) -> bool:
-    """Returns whether a process of this host runs; a zombie does not."""
+    """Returns whether a process of this host exists and is not a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.AccessDenied:

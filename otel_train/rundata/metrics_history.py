@@ -1,4 +1,4 @@
-"""Exported metrics of a rank as values over time."""
+"""Time series and histograms from the exported metrics of a rank."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MEMORY = tuple(
     for metric in c.ALL
     if metric.unit == "By" and ".memory." in metric.name and not metric.name.endswith(".limit")
 )
-"""What is in use: a limit would flatten every line below it."""
+"""Metrics of the memory chart: memory in use. Limits are left out: on their scale the curves would be flat."""
 
 _ORDER = ("productive", "data_wait", *c.STAGES)
-_HISTOGRAMS = 8
+_HISTOGRAMS = 8  # most that are shown
 
 
 def values_of(owner: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def values_of(owner: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def all_points(line: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
-    """Yields every point with its metric and the kind of that: sum, gauge or exponentialHistogram."""
+    """Yields each data point on a line as (metric, kind, point); kind: ``sum``, ``gauge`` or ``exponentialHistogram``."""
     for group in line["resourceMetrics"]:
         for metric in (metric for scope in group["scopeMetrics"] for metric in scope["metrics"]):
             kind = next(kind for kind in ("sum", "gauge", "exponentialHistogram") if kind in metric)
@@ -46,25 +46,25 @@ def all_points(line: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, d
 
 
 def points_of(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yields points of a metric, each with its attributes."""
+    """Yields the data points of a metric as (attributes, point)."""
     for metric, _, point in all_points(line):
         if metric["name"] == name:
             yield values_of(point), point
 
 
 def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counters as what happened since the line before, gauges as they were.
+    """Returns time series: increases of counters from line to line, and values of gauges.
 
-    The last line is written at the end of the run. It has the steps that the lines before it lag behind; where it comes
-    early, the last two intervals have the values of both together.
+    The last line is written at the end of the run, and counts steps that earlier lines had not counted yet. If it comes
+    early, its short interval and the one before it both get the values of the two together.
 
     Args:
-        read: the lines in order, each as ``moment_of`` reads it.
+        read: the lines in order, each as ``moment_of`` returns it.
 
     Returns:
-        ``times`` in seconds after the start of the run, or after the first line where none has the start, and by name a
-        value for each of them: ``activities`` as shares, ``stages`` in seconds per training step, ``memory`` in bytes;
-        ``steps_per_s`` has one value for each.
+        ``times`` in seconds after the start of the run, or after the first line if no line has the start; and for each of
+        them a value: ``activities`` by name as shares, ``stages`` by name in seconds per training step, ``memory`` by name
+        in bytes, and ``steps_per_s``.
     """
     moments = _accounted(_with_start(read))
     pairs = list(pairwise(moments))
@@ -82,21 +82,21 @@ def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "stages": {name: [_per_step(pair, name) for pair in pairs] for name in in_order(stages)},
         "steps_per_s": [
-            _risen(one["steps"], other["steps"]) / (other["at"] - one["at"]) for one, other in pairs
+            _increase(one["steps"], other["steps"]) / (other["at"] - one["at"]) for one, other in pairs
         ],
         "memory": {name: [moment["memory"].get(name) for moment in moments[1:]] for name in sorted(memory)},
     }
 
 
 def _with_start(read: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Puts the start of the run before the lines, where its counters were zero; one line alone is no course."""
+    """Puts a moment with zero counters, at the start of the run, before the lines; not before a single line: no series."""
     known = [moment["began"] for moment in read[1:] if moment["began"] is not None]
     start = {"at": min(known), "activities": {}, "stages": {}, "steps": 0.0, "memory": {}} if known else None
     return [start, *read] if start is not None else list(read)
 
 
 def _accounted(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the lines after which the accounted time has grown. Time is accounted when a step ends, so it grows in jumps."""
+    """Returns the lines at which the accounted time has grown: it grows only when a step ends."""
     kept: list[Mapping[str, Any]] = []
     for moment in moments:
         total = sum(moment["activities"].values())
@@ -109,33 +109,33 @@ def _accounted(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Returns the stages in the order of a step, activities with training first and unexplained time last."""
+    """Returns stages in the order of a step, or activities with training first; ``other`` comes last."""
     places = {name: place for place, name in enumerate(_ORDER)}
     return sorted(names, key=lambda name: (name == "other", places.get(name, len(places)), name))
 
 
-def _grown(pair: tuple[Mapping[str, Any], Mapping[str, Any]], key: str, name: str) -> float:
-    """Returns the increase of a counter; after a restart, from zero."""
+def _increase_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], key: str, name: str) -> float:
+    """Returns the increase of a counter between two moments; after a reset, its value."""
     before, after = (moment[key].get(name, 0.0) for moment in pair)
-    return _risen(before, after)
+    return _increase(before, after)
 
 
-def _risen(before: float, after: float) -> float:
+def _increase(before: float, after: float) -> float:
     return float(after - before if after >= before else after)
 
 
 def _per_step(pair: tuple[Mapping[str, Any], Mapping[str, Any]], stage: str) -> float:
-    return _grown(pair, "stages", stage) / max(1.0, _risen(pair[0]["steps"], pair[1]["steps"]))
+    return _increase_of(pair, "stages", stage) / max(1.0, _increase(pair[0]["steps"], pair[1]["steps"]))
 
 
 def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, activities: set[str]) -> float:
-    """Returns the share of the time accounted between two lines, which may differ from the wall time between them."""
-    whole = sum(_grown(pair, "activities", each) for each in activities)
-    return _grown(pair, "activities", name) / whole if whole else 0.0
+    """Returns an activity's share of the time accounted between two lines, which may differ from the wall time between them."""
+    whole = sum(_increase_of(pair, "activities", each) for each in activities)
+    return _increase_of(pair, "activities", name) / whole if whole else 0.0
 
 
 def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of the run on one line; ``at`` and ``began``, the start of its counters, are None without a timestamp."""
+    """Returns the values on one line. ``at``: its time, ``began``: start time of its counters, in Unix seconds; None without one."""
     activities, began_ns = {}, []
     for attributes, point in points_of(line, c.RUN_TIME.name):
         activities[attributes.get(c.ACTIVITY.name)] = float(point["asDouble"]), int(point["timeUnixNano"])
@@ -167,7 +167,7 @@ def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the last histograms of steps and stages, the longest first."""
+    """Returns the histograms of steps and stages on a line, those of the longest total time first."""
     found = []
     for metric, what in ((c.STEP_DURATION.name, "step"), (c.STAGE_DURATION.name, "")):
         for attributes, point in points_of(line, metric):
@@ -184,7 +184,7 @@ def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
 def buckets_of(
     point: Mapping[str, Any],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Returns the both edges of every bucket, and what is in it, without gaps.
+    """Returns lower bound, upper bound and count of every positive bucket, clipped to min and max.
 
     Source: "ExponentialHistogram" of the OpenTelemetry metrics data model: bucket i is (b^i, b^(i+1)].
     """
@@ -197,21 +197,21 @@ def buckets_of(
 
 
 MOST_MOMENTS = 300
-"""Points of a chart: more than that no screen can show."""
+"""Points of a chart that are aimed at, and at most doubled: a screen cannot show more."""
 
 MOST_BYTES = 256 << 20
-"""Of a file, from its end: as many as all files of a rank have by default."""
+"""Most bytes read from the end of a file: the default limit of all files of a rank together."""
 
 
 class MetricsHistory:
-    """One rank's lines, read once each; of a file, those in its last ``MOST_BYTES``.
+    """Time series and histograms of one rank. Each ``read`` reads only lines that were added since the one before.
 
     Args:
-        folder: of the rank.
+        folder: folder of the rank.
     """
 
     problem = ""
-    """What is passed over; "" if nothing is."""
+    """Sentence about what was left out; "" if nothing was."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -222,7 +222,7 @@ class MetricsHistory:
         self._histograms: list[dict[str, Any]] = []
 
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Reads what is new; returns what ``series_of`` and ``histograms_of`` make of all. Both are empty without lines."""
+        """Reads new lines; returns the results of ``series_of`` and ``histograms_of``, which are empty without lines."""
         path = self._folder / METRICS_FILE
         try:
             file = open_binary(path)
@@ -239,7 +239,7 @@ class MetricsHistory:
         return self._series, self._histograms
 
     def _older(self) -> None:
-        """Reads the predecessor file that was rotated before the first read."""
+        """Reads the older half, ``.1``, of the metrics file, if it was rotated before the first read."""
         try:
             file = open_binary(predecessor(self._folder / METRICS_FILE))
         except OSError:
@@ -270,7 +270,7 @@ class MetricsHistory:
             self._update(last)
 
     def _first_read(self, file: BinaryIO) -> int:
-        """Returns where to begin to read; in a line that is cut, which is then no JSON."""
+        """Returns the offset to read from. It may be within a line: the rest of that line is not JSON, and is skipped."""
         size = os.fstat(file.fileno()).st_size
         if size - self._read_bytes <= MOST_BYTES:
             return self._read_bytes
@@ -280,7 +280,7 @@ class MetricsHistory:
         return size - MOST_BYTES
 
     def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Yields complete lines; the next read begins after them."""
+        """Yields complete lines, and advances the offset of the next read behind each."""
         for line in lines_of(file):
             if line.endswith(b"\n"):
                 self._read_bytes = file.tell()

@@ -43,31 +43,31 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class RunReader:
-    """Files of one rank: ``run.json``, ``summary.json``, its flight file, the last line of metrics, its captures, the newest last.
+    """Contents of the files of one rank. Those of a file that is missing or unreadable are empty.
 
-    What is missing or cannot be read is empty; ``warnings`` has a sentence on each file that cannot.
+    ``warnings`` has a sentence for each unreadable file. ``captures`` are in order of time.
     """
 
     rank: int
-    about: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)  # run.json
     summary: dict[str, Any] = field(default_factory=dict)
-    flight: Flight | None = None  # None also where no thread has written an event
-    metrics: dict[str, Any] = field(default_factory=dict)
+    flight: Flight | None = None  # None also if no thread has written an event
+    metrics: dict[str, Any] = field(default_factory=dict)  # the last line
     captures: list[Path] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
-        """Whether the summary was written at the end."""
+        """Whether the summary has an end state."""
         return bool(self.summary) and has_ended(self.summary)
 
     @cached_property
     def timeline(self) -> Timeline | None:
-        """Timeline in the flight file; None without one. All events are accounted for it, which takes seconds for a long file."""
+        """Timeline of the flight file; None without one. Accounts for all events, which takes seconds for a long file."""
         return None if self.flight is None else FlightHistory(self.flight).timeline
 
     def newest_trace(self) -> tuple[Path, Trace] | None:
-        """Returns the newest capture that can be read whole; None if there is none. ``warnings`` names the others."""
+        """Returns the newest capture that is complete; None if there is none. Adds a warning for each newer one."""
         from otel_train.trace_analysis.events import read
 
         for path in reversed(self.captures):
@@ -76,7 +76,7 @@ class RunReader:
             except TraceError as error:
                 self.warnings.append(f"The capture {path.name} is passed over: {error}")
                 continue
-            torn = next((said for said in trace.missing if said.startswith("The file is cut off")), "")
+            torn = next((each for each in trace.missing if each.startswith("The file is cut off")), "")
             if torn or not trace.spans.name.size:
                 why = torn or "there is no event in it."
                 self.warnings.append(f"The capture {path.name} is passed over: {why}")
@@ -89,7 +89,7 @@ def read_run(run: Path, rank: int) -> RunReader:
     """Reads the files of a rank. Nothing in the run directory is changed.
 
     Raises:
-        RunDirectoryError: the folder has no file to read a summary from; the message names the files.
+        RunDirectoryError: there is neither a summary nor a flight file that can be read; the message says why.
     """
     try:
         return _read(run, rank)
@@ -114,10 +114,10 @@ def _read(run: Path, rank: int) -> RunReader:
     if flight is not None and any(len(thread.times) for thread in flight.threads):
         reader.flight = flight
     if not reader.summary and reader.flight is None:
-        said = " ".join(reader.warnings) or f"there is neither {SUMMARY_FILE} nor {FLIGHT_FILE}."
-        raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
+        problem = " ".join(reader.warnings) or f"there is neither {SUMMARY_FILE} nor {FLIGHT_FILE}."
+        raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {problem} Has training begun?")
     reader.metrics = _read_if_there(reader, folder / METRICS_FILE, read_metrics) or {}
-    reader.captures = [path for path in captures_of(run, folder) if _is_mine(reader, path)]
+    reader.captures = [path for path in captures_of(run, folder) if _is_usable_capture(reader, path)]
     return reader
 
 
@@ -125,7 +125,7 @@ def read_summary(path: Path) -> Mapping[str, Any]:
     """Returns one rank's ``summary.json``.
 
     Raises:
-        RunDirectoryError: it cannot be read, is not JSON, is of a version this one does not know, or has wrong values.
+        RunDirectoryError: the file cannot be read, is not JSON, has an unknown version, or has wrong values.
     """
     try:
         summary = current_document(read_json(path))
@@ -141,7 +141,7 @@ def read_summary(path: Path) -> Mapping[str, Any]:
 
 
 def is_of_earlier_attempt(summary: Mapping[str, Any], folder: Path) -> bool:
-    """Returns whether a rank has begun another attempt since: it writes the first summary of it after half a minute."""
+    """Returns whether the rank has started another attempt since the summary: a new attempt writes its first one after 30 s."""
     try:
         text = read_word(folder / "attempt")
     except OSError:
@@ -150,14 +150,14 @@ def is_of_earlier_attempt(summary: Mapping[str, Any], folder: Path) -> bool:
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
-    """Returns the last whole line of a rank's metrics; raises RunDirectoryError if there is none or its values are wrong."""
+    """Returns the last complete line of a rank's metrics; raises RunDirectoryError if there is none or its values are wrong."""
     line = last_metrics(path)
     check(line, "files/metrics", path)
     return line
 
 
 def records_below(run: Path) -> list[dict[str, Any]]:
-    """Returns the metadata of a run's captures, the oldest first; unreadable ones are skipped."""
+    """Returns the metadata of a run's captures, oldest first; unreadable files and those with wrong values are skipped."""
     found = []
     folder = run / CAPTURES_FOLDER
     for path in (folder / name for name in names_in(folder)):
@@ -172,7 +172,7 @@ def records_below(run: Path) -> list[dict[str, Any]]:
 
 
 def _read_if_there(reader: RunReader, path: Path, read: Callable[[Path], T], said: str = "") -> T | None:
-    """Returns what ``read`` makes of a file; None if there is none, or with a warning if it cannot be read."""
+    """Returns the result of ``read``; None if there is no file, and with a warning, which begins with ``said``, if it is unreadable."""
     if not os.path.lexists(path):
         return None
     try:
@@ -182,7 +182,7 @@ def _read_if_there(reader: RunReader, path: Path, read: Callable[[Path], T], sai
         return None
 
 
-def _is_mine(reader: RunReader, path: Path) -> bool:
+def _is_usable_capture(reader: RunReader, path: Path) -> bool:
     match = OF_A_RANK.search(path.name)
     if match is None or int(match[1]) != reader.rank:
         return False

@@ -1,7 +1,7 @@
 """Checks documents of a run against their JSON Schemas, the files ``*.schema.json`` in this folder.
 
-As much of JSON Schema, draft 2020-12, as these use: types, ranges, patterns, closed sets, required keys and references.
-Unknown keys are no fault, whatever a schema says: a later version may have added them.
+Supports the part of JSON Schema, draft 2020-12, that these use: types, ranges, patterns, enums, required keys, references.
+Unknown keys are allowed, whatever a schema says: a later version may have added them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     Schema = Mapping[str, Any]
 
 _Place: TypeAlias = "tuple[()] | tuple[_Place, str | int]"
-"""The place of what holds a value, and its key or index in that."""
+"""Path of a value in a document, as a linked list: the path of its container, and its key or index in that."""
 
 REMEDY: Final = (
     "The file was edited or damaged: restore it from a copy. 'otel-train validate' lists every such value"
 )
 
 _MOST: Final = 200
-"""Wrong values of a document that are named: each of a million elements may be one."""
+"""Most wrong values of a document that are reported: each of a million elements may be one."""
 
-_IN_MESSAGE: Final = 3
-_MOST_EXACT: Final = float(1 << 53)
+_IN_MESSAGE: Final = 3  # most wrong values in one message
+_MOST_EXACT: Final = float(1 << 53)  # below it a float represents every integer exactly
 _WORDS: Final = {
     "object": "an object", "array": "a list", "string": "text", "boolean": "true or false", "null": "null",
     "integer": "a whole number", "number": "a number",
@@ -45,12 +45,12 @@ _UNREADABLE: Final = " (so are NaN, Infinity and integers beyond 64 bits read)"
 
 
 def wrong_values(document: object, schema: str, *, complete: bool = True) -> list[str]:
-    """Returns what a document has against its schema: a sentence for each wrong value, with key, value and rule.
+    """Returns the violations of a schema: a sentence for each wrong value, with key, value and rule.
 
     Args:
-        document: what is in the file, or on one line of it.
-        schema: name of its schema, such as ``summary`` or ``files/run``: the file, and the definition in it.
-        complete: whether keys of the document itself must be there. Former versions lack some; rows are always complete.
+        document: the JSON value of a file, or of one line of it.
+        schema: a schema file, and a definition in it, such as ``summary`` or ``files/run``.
+        complete: whether required keys are checked. Documents of former versions lack some.
     """
     name, _, part = schema.partition("/")
     checker = _Checker(_schema(name), complete=complete)
@@ -60,7 +60,7 @@ def wrong_values(document: object, schema: str, *, complete: bool = True) -> lis
 
 
 def check(document: object, schema: str, path: Path, *, complete: bool = True) -> None:
-    """Raises RunDirectoryError for a document with wrong values: ``path``, the first of the values and the remedy."""
+    """Raises RunDirectoryError for a document with wrong values; the message has path, first wrong values and remedy."""
     if found := wrong_values(document, schema, complete=complete):
         raise RunDirectoryError(message_of(found, path))
 
@@ -68,7 +68,7 @@ def check(document: object, schema: str, path: Path, *, complete: bool = True) -
 def checked(
     document: dict[str, Any], schema: str, path: Path, warnings: list[str], *, complete: bool = True
 ) -> dict[str, Any]:
-    """Returns the document; with wrong values, empty, with a warning. One that is empty already has no wrong values."""
+    """Returns the document, or an empty one, with a warning, if it has wrong values. An empty document passes."""
     if document and (found := wrong_values(document, schema, complete=complete)):
         warnings.append(f"{message_of(found, path.name)}. It is passed over.")
         return {}
@@ -89,14 +89,14 @@ def _schema(name: str) -> Schema:
 
 
 class _Checker:
-    """Compares a document with a schema whose references are to ``root``, and collects what is wrong."""
+    """Compares a document with a schema, whose references point into ``root``; collects violations in ``found``."""
 
     def __init__(self, root: Schema, *, complete: bool) -> None:
         self.root, self.complete = root, complete
         self.found: list[str] = []
 
     def compare(self, value: Any, rule: Schema, place: _Place = ()) -> None:
-        """Compares a value and what it holds; ``place`` is where the document has it."""
+        """Compares a value, and recursively its elements, with a rule; ``place``: path of the value in the document."""
         if len(self.found) > _MOST:
             return
         if "$ref" in rule:
@@ -125,7 +125,7 @@ class _Checker:
 
 
 def _key(place: _Place) -> str:
-    """Returns a place in a document in words, such as ``stages[2].count``."""
+    """Returns the path of a value as text, such as ``stages[2].count``."""
     text = ""
     while place:
         place, step = place
@@ -141,7 +141,7 @@ def _key(place: _Place) -> str:
 
 
 def _expected(value: Any, rule: Schema) -> str | None:
-    """Returns what a rule demands where a value is something else; None where it holds."""
+    """Returns what a rule requires if a value violates it; None if the value is right."""
     if "const" in rule and value != rule["const"]:
         return shown_json(rule["const"])
     if "enum" in rule and not any(value is each or value == each for each in rule["enum"]):
@@ -157,7 +157,7 @@ def _is(value: object, name: str) -> bool:
     if isinstance(value, bool):
         return name == "boolean"
     if name == "integer" and isinstance(value, float):
-        return value.is_integer() and abs(value) < _MOST_EXACT  # 5.0, as other writers spell 5
+        return value.is_integer() and abs(value) < _MOST_EXACT  # other programs may write 5 as 5.0
     return isinstance(value, _TYPES[name])
 
 
@@ -177,7 +177,7 @@ def _out_of_bounds(value: Any, rule: Schema) -> str | None:
 
 
 def shown_json(value: object) -> str:
-    """Returns a value as the file has it, on one line, cut."""
+    """Returns a value as JSON on one line, cut to ``_LONGEST`` characters."""
     text = " ".join(dump_json(value).split()) if not isinstance(value, (dict, list)) else _outline(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
@@ -186,7 +186,7 @@ _LONGEST: Final = 80
 
 
 def _outline(value: dict[str, Any] | list[Any]) -> str:
-    """Returns an object or a list in a message; it may have any size."""
+    """Returns an object or a list in a message: its number of elements, since it may have any size."""
     if not value:
         return "{}" if isinstance(value, dict) else "[]"
     return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value):,}"
