@@ -14,7 +14,7 @@ COLUMNS_UNKNOWN = 100
 
 
 def terminal_of(stream: TextIO, environ: Mapping[str, str] | None = None) -> tuple[int, bool, bool]:
-    """Returns the columns of a stream, whether it shows colours, and whether characters outside ASCII: a ``text.TextLayout``.
+    """Returns the fields of a ``text.TextLayout`` for a stream: its columns, whether it shows colours, and non-ASCII characters.
 
     ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` are honoured.
     """
@@ -22,7 +22,7 @@ def terminal_of(stream: TextIO, environ: Mapping[str, str] | None = None) -> tup
     try:
         terminal = stream.isatty()
     except (AttributeError, OSError, ValueError):
-        terminal = False  # it is closed, or something of the program's that takes text
+        terminal = False  # the stream is closed, or the program has replaced it by another object
     color = terminal and environ.get("TERM") != "dumb"
     if environ.get("FORCE_COLOR"):
         color = True
@@ -43,7 +43,7 @@ def _writes_unicode(stream: TextIO) -> bool:
 
 
 def print_while_taken(text: str, stream: TextIO) -> None:
-    """Prints as far as a stream takes it: what reads a pipe or shows a terminal may have stopped."""
+    """Prints text until the stream blocks for longer than ``PRINT_S``: the reader of a pipe, or a terminal, may have stopped."""
     for part in _parts(text):
         if not takes_text(stream, PRINT_S):
             break
@@ -52,7 +52,7 @@ def print_while_taken(text: str, stream: TextIO) -> None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yields the text in parts of whole lines that fit into a pipe's atomic write."""
+    """Yields the text in parts of whole lines, of at most PIPE_BUF bytes each: a pipe that polls writable takes so many."""
     part = ""
     for line in text.splitlines(keepends=True):
         if part and len((part + line).encode(errors="replace")) > select.PIPE_BUF:

@@ -1,4 +1,4 @@
-"""The run summary in the terminal."""
+"""Renders the run summary and progress lines as text for a terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BAD_ENDS = {"short": "fell short of len()", "error": "ended by an exception"}
 
 
 def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
-    """Returns lines about loaders that have workers or a problem."""
+    """Returns lines about the loaders whose workers were measured, or that had a problem."""
     entries = [(row, facts) for row in summary.get("loaders") or () if (facts := _facts(page, row))]
     if not entries:
         return []
@@ -94,12 +94,12 @@ def _problems(page: TextLayout, row: Row) -> list[str]:
 
 
 _SHARE_WORTH_A_COLOR = 0.2
-_MOST_GROUPS = 8  # summary.json has the rest
+_MOST_GROUPS = 8  # all groups are in summary.json
 _STAGES = STAGES[:-1]  # "other" comes last
 _STATISTICS = ("avg", "p50", "p95", "p99")
 _COUNT_COLUMNS, _VALUE_COLUMNS, _SHARE_COLUMNS, _BAR_COLUMNS = 8, 9, 9, 8
 _P95_FROM = 70
-"""Least columns of a page for the 95th percentile."""
+"""Least columns of a page on which the 95th percentile is shown."""
 _GAP = 2
 _SHORTEST_TITLE = 24
 _NO_PHASE = ("", "")
@@ -107,22 +107,22 @@ _MILLION = 1_000_000
 
 
 def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
-    """Returns lines that show each stage of each phase and loader: how often, how long, and which share of its phase."""
+    """Returns a table of the stages per phase and loader: calls, durations, and share of the phase's time."""
     stages: dict[Group, list[Row]] = defaultdict(list)
     for row in summary.get("stages") or ():
         stages[_group(row)].append(row)
     whole = {_group(row): row for row in summary.get("step_durations") or ()}
     groups = sorted(dict.fromkeys([*stages, *whole]), key=_phase_order)
     if len(groups) > 1 and [row["stage"] for row in stages[_NO_PHASE]] == ["other"]:
-        groups.remove(_NO_PHASE)  # its time is in the activities
+        groups.remove(_NO_PHASE)  # the bar of activities already shows its time
     if not groups:
         return [page.line("no stage has been seen yet", "dim")]
     shown = groups[:_MOST_GROUPS]
     models = len({row.get("model") for rows in stages.values() for row in rows if row.get("model")}) > 1
     labels = [_label(page, row, models=models) for group in shown for row in stages[group]]
-    taken = _COUNT_COLUMNS + len(_statistics(page)) * _VALUE_COLUMNS + _SHARE_COLUMNS
-    taken += 0 if page.is_narrow else _GAP + _BAR_COLUMNS
-    widest = page.columns - len(INDENT) - taken
+    others = _COUNT_COLUMNS + len(_statistics(page)) * _VALUE_COLUMNS + _SHARE_COLUMNS
+    others += 0 if page.is_narrow else _GAP + _BAR_COLUMNS
+    widest = page.columns - len(INDENT) - others
     column = max(8, min(widest, max(map(display_width, labels), default=8)))
     lines = [_column_heads(page, column)]
     for group in shown:
@@ -138,10 +138,10 @@ class _Table(NamedTuple):
     """The rows of one phase of one loader."""
 
     stages: Sequence[Row]  # in the order of a step, ``other`` last
-    step: Row | None  # values of the whole step, where there are any
+    step: Row | None  # durations of whole steps, if there are any
     phase_s: float | None  # of all loaders in this phase: shares are of it, so that loaders can be compared
     column: int  # columns of the stage's name, the same in all tables
-    models: bool  # whether stages must say which model they mean
+    models: bool  # whether the name of the model is shown, since there are several
 
 
 def _table(page: TextLayout, summary: Summary, group: Group, table: _Table) -> list[str]:
@@ -174,7 +174,7 @@ def _self_s(rows: Iterable[Row]) -> float | None:
 def _row(page: TextLayout, table: _Table, row: Row) -> str:
     stage = row.get("stage")
     self_s = row.get("self_seconds")
-    share = rate(self_s or None, table.phase_s)  # what was never innermost has no share
+    share = rate(self_s or None, table.phase_s)  # a stage without self time has no share
     values = right(_short_count(row.get("count")), _COUNT_COLUMNS) + _values(page, row)
     columns = page.columns - len(INDENT) - table.column - display_width(values) - _SHARE_COLUMNS - 2
     waits = stage == "data" and (share or 0) > _SHARE_WORTH_A_COLOR
@@ -275,10 +275,9 @@ _MARGIN = 11
 
 
 def render_run_summary(page: TextLayout, summary: Summary) -> str:
-    """Returns everything worth knowing about a run at one glance.
+    """Returns the run summary of one rank as text.
 
-    Keys may be missing in the summary and values null: they show as a dash. No line is wider than the layout, addresses and
-    paths excepted.
+    Missing keys and null values of the summary show as a dash. No line is wider than the layout, except addresses and paths.
     """
     sections = [
         _header(page, summary),
@@ -295,7 +294,7 @@ def render_run_summary(page: TextLayout, summary: Summary) -> str:
 
 
 def state_badge(page: TextLayout, state: object) -> tuple[str, str]:
-    """Returns the state of a rank as it stands in a title, and its colour."""
+    """Returns the text for the state of a rank in a title, and its colour."""
     word = page.safe(state)
     return f"● {word}", _STATES.get(word, "")
 
@@ -337,13 +336,13 @@ def _header(page: TextLayout, summary: Summary) -> list[str]:
 
 
 def _stall(summary: Summary) -> str:
-    """Returns where a run stands still; "" if it does not."""
+    """Returns for how long, and where, a run has stalled; "" if it has not."""
     stall = summary.get("stall")
     return f"no progress for {duration(stall.get('seconds'))}, {stalled_at(stall)}" if stall else ""
 
 
 def stalled_at(stall: Mapping[str, Any]) -> str:
-    """Returns the place of a stall, an entry of a summary, as part of a sentence."""
+    """Returns the step and stage of a stall as part of a sentence; ``stall``: the value of that key in a summary."""
     stage, loader, after = (stall.get(name) or "" for name in ("stage", "loader", "after"))
     return f"in step {known(stall.get('step'))}, {stage_place(stage, loader, after=after)}"
 
@@ -370,7 +369,7 @@ def _activities(page: TextLayout, summary: Summary) -> list[str]:
     if not spent:
         return []
     shares = activity_shares(summary)
-    names = sorted(spent, key=lambda name: -spent[name])
+    names = sorted(spent, key=lambda name: -spent[name])  # the longest first
     inner = page.columns - len(INDENT)
     drawn = [_ACTIVITIES.get(name, ("░", "dim")) for name in names]
     cells = zip(drawn, stacked([spent[name] for name in names], inner), strict=True)
@@ -402,8 +401,8 @@ def _finding(page: TextLayout, finding: Row, *, leading: bool) -> list[str]:
     lines = [page.line(lead, "bold", style)]
     indent = INDENT * 2
     columns = page.columns - len(indent) - _MARGIN
-    said = page.prose(finding.get("summary") or "", indent=len(indent))
-    lines += [indent + page.paint(line, "bold") for line in said]
+    sentences = page.prose(finding.get("summary") or "", indent=len(indent))
+    lines += [indent + page.paint(line, "bold") for line in sentences]
     share, seconds = finding.get("share"), finding.get("seconds")
     if share or seconds:
         of = "the training time" if finding.get("phase") == "train" else "the run"
@@ -431,12 +430,12 @@ def _captures(page: TextLayout, summary: Summary) -> list[str]:
     for row in (summary.get("captures") or ())[-_MOST_CAPTURES:]:
         first, last = row.get("steps") or (-1, -1)
         steps = f"steps {first} to {last}" if first >= 0 else "no steps"
-        said = [f"{steps}, {page.safe(row.get('trigger') or ABSENT)}"]
+        entry = [f"{steps}, {page.safe(row.get('trigger') or ABSENT)}"]
         for text in (row.get("finding"), row.get("problem")):
-            said += page.prose(text or "", indent=len(INDENT) + _MARGIN)
+            entry += page.prose(text or "", indent=len(INDENT) + _MARGIN)
         if row.get("file"):
-            said.append(page.paint(page.safe(row["file"]), "dim"))
-        lines += _entry(page, "capture", said, indent=INDENT)
+            entry.append(page.paint(page.safe(row["file"]), "dim"))
+        lines += _entry(page, "capture", entry, indent=INDENT)
     return lines
 
 
@@ -464,11 +463,11 @@ def _footer(page: TextLayout, summary: Summary) -> list[str]:
 
 
 def undelivered(left: Row | None) -> list[str]:
-    """Returns which requests the Collector has not accepted, and the command that sends them; nothing if there are none.
+    """Returns lines about the requests that the Collector has not accepted, with the command that sends them; none if all were.
 
-    ``left``: ``waiting``, None where some wait and their number is not known, ``rejected`` and ``run``, the run directory,
-    None without one: what waits then is in memory alone, and is lost at the end. So are the ``unsaved`` requests, which
-    the disk does not take.
+    Keys of ``left``: ``waiting``, the number in the spool (None: some, of unknown number); ``rejected``; ``run``, the run
+    directory (None: waiting requests are in memory only, and are lost at the end); ``unsaved``, the number in memory
+    because the disk cannot be written, which are lost at the end, too.
     """
     if left is None:
         return []
@@ -487,7 +486,7 @@ def undelivered(left: Row | None) -> list[str]:
 
 
 def _settings(page: TextLayout, summary: Summary) -> list[str]:
-    """Returns the settings from files, and ignored ones, which the user may not know of."""
+    """Returns lines about settings from files, and about ignored settings: the user may not know of either."""
     files: dict[str, list[str]] = {}
     for name, origin in (summary.get("settings_from") or {}).items():
         if origin not in {"code", "environment"}:
@@ -510,23 +509,23 @@ def _overhead(page: TextLayout, summary: Summary) -> list[str]:
     ]
     for heading in ("drops", "faults"):
         for name, number in (cost.get(heading) or {}).items():
-            if name != "sampled_out":  # traces beyond the rate that is set are left out, not lost
+            if name != "sampled_out":  # traces beyond the setting trace_rate_per_s are left out on purpose
                 facts.append(f"{page.safe(name)} {heading}: {count(number)}")
     return facts
 
 
 class StepWindow(NamedTuple):
-    """The training steps of one progress line: those since the line before, up to step ``last``."""
+    """Training steps of one progress line: those since the line before, up to step ``last``."""
 
     last: int
     steps: int
     seconds: float
-    samples: int | None  # None where no batch says it
-    waited_s: float | None  # None where no loader was seen
+    samples: int | None  # None if the number of samples of no batch is known
+    waited_s: float | None  # None if no loader was seen
 
 
 def progress_line(page: TextLayout, window: StepWindow, summary: Summary) -> str:
-    """Returns the line of a window of steps; its finding is that of the run so far, of what ``summary.json`` would hold now."""
+    """Returns the progress line of a window of steps; ``summary``: summary of the run so far, of which the finding is shown."""
     facts = [f"step {count(window.last)}", f"{rounded(rate(window.steps, window.seconds))} steps/s"]
     if window.samples is not None:
         facts.append(f"{rounded(rate(window.samples, window.seconds))} samples/s")
@@ -539,13 +538,13 @@ def progress_line(page: TextLayout, window: StepWindow, summary: Summary) -> str
 
 
 def data_wait_s(summary: Mapping[str, Any]) -> float | None:
-    """Returns the seconds that training waited for its loaders; None where the summary knows of no loader."""
+    """Returns the seconds that training waited for its loaders; None if the summary has no loader."""
     waited: float | None = (summary.get("activities") or {}).get("data_wait")
     return waited if waited or summary.get("batches") else None
 
 
 def activity_shares(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Returns each activity's share of the wall time: they sum to one. Waiting is absent where no loader is known."""
+    """Returns each activity's share of the wall time. The shares sum to one; ``data_wait`` is absent if there is no loader."""
     spent: Mapping[str, float] = summary.get("activities") or {}
     whole_s = sum(spent.values())
     known = {name: s for name, s in spent.items() if name != "data_wait" or data_wait_s(summary) is not None}
@@ -553,6 +552,6 @@ def activity_shares(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def steps_per_second(summary: Mapping[str, Any]) -> float | None:
-    """Returns the training steps over the wall time; None in a summary that has no throughput."""
+    """Returns the training steps per second of wall time; None if the summary has no throughput."""
     found: float | None = (summary.get("throughput") or {}).get("steps_per_second")
     return found

@@ -15,15 +15,15 @@ from otel_train.safety import escaped, printable
 # --- numbers ---------------------------------------------------------------------------------------
 
 ABSENT = "\N{EN DASH}"
-"""Stands for what is not known. Never zero."""
+"""Text for an unknown value; a zero is printed as zero."""
 _UNITS = ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min"))
 _TEN, _WHOLE = 10, 100
 _SMALLEST = 0.01
-"""Percent: the least that two decimals show."""
+"""Least percentage that two decimals can show."""
 
 
 def duration(seconds: float | None) -> str:
-    """Returns the seconds with three significant digits, in the unit that suits them."""
+    """Returns a duration with three significant digits, in a unit from ns to h."""
     if seconds is None or not math.isfinite(seconds):
         return ABSENT
     if not seconds:
@@ -36,7 +36,7 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Returns a ratio as percent; what is not nothing is not shown as nothing."""
+    """Returns a ratio as percent; a positive one is never shown as 0 %."""
     if share is None or not math.isfinite(share):
         return ABSENT
     hundredths = share * 100
@@ -46,14 +46,14 @@ def percent(share: float | None) -> str:
 
 
 def rounded(number: float | None) -> str:
-    """Returns a number with three significant digits; whole and large ones in full."""
+    """Returns a number with three significant digits; integers, and numbers from 100 up, without decimals."""
     if number is None or not math.isfinite(number):
         return ABSENT
     return f"{number:,.0f}" if number == int(number) or abs(number) >= _WHOLE else _three(number)
 
 
 def bytes_of(size: float | None) -> str:
-    """Returns the bytes with the unit that suits them."""
+    """Returns a size with three significant digits, in a unit from B to TB."""
     if size is None or not math.isfinite(size):
         return ABSENT
     shown = abs(float(f"{size:.3g}"))  # 999.9 kB are 1.00 MB
@@ -64,7 +64,7 @@ def bytes_of(size: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """Returns a whole number with its thousands marked."""
+    """Returns a whole number with thousands separators."""
     return ABSENT if number is None or not math.isfinite(number) else f"{number:,.0f}"
 
 
@@ -75,13 +75,13 @@ def plural(number: float | None, noun: str) -> str:
 
 
 def stage_place(stage: str, loader: str = "", *, after: str = "", quote: str = "") -> str:
-    """Returns where a rank is, as part of a sentence: ``in stage data of loader train``.
+    """Returns the position of a rank as part of a sentence, such as ``in stage data of loader train``.
 
     Args:
-        stage: that is open; ``other`` or "" between two stages.
-        loader: whose stage it is; "" for none.
-        after: the stage before, where none is open; "" if unknown.
-        quote: around names.
+        stage: the open stage; ``other`` or "" between two stages.
+        loader: loader of that stage; "" for none.
+        after: the stage that ended last, if none is open; "" if unknown.
+        quote: quotation mark around names.
     """
     if stage in ("", "other"):
         return f"after stage {quote}{after}{quote}" if after else "between two stages"
@@ -89,17 +89,17 @@ def stage_place(stage: str, loader: str = "", *, after: str = "", quote: str = "
 
 
 def rate(number: float | None, seconds: float | None) -> float | None:
-    """Returns so many per second; None where either is unknown or no time has passed."""
+    """Returns ``number`` per second; None if either is unknown or ``seconds`` is zero."""
     return None if number is None or not seconds else number / seconds
 
 
 def instant(unix_s: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
-    """Returns a time in UTC."""
+    """Returns a Unix time as text, in UTC."""
     return ABSENT if unix_s is None else f"{datetime.fromtimestamp(unix_s, timezone.utc):{form}}"
 
 
 def known(value: object) -> object:
-    """Returns the value, or the sign for a missing one."""
+    """Returns the value, or ``ABSENT`` if it is None or empty."""
     return ABSENT if value is None or value == "" else value
 
 
@@ -111,19 +111,19 @@ def _three(value: float) -> str:
 # --- layout ----------------------------------------------------------------------------------------
 
 NARROWEST, WIDEST = 60, 120
-"""Columns a page is laid out for. Narrower breaks the tables, wider tears the eye away from the row."""
+"""Least and most columns of a page: tables do not fit into fewer, and rows of more are hard to follow."""
 _NARROW = 80
 
 INDENT = "  "
 
-_NAME_CHARACTERS = 400  # beyond this a name is cut before it is measured, so a megabyte of name costs nothing
+_NAME_CHARACTERS = 400  # a longer name is cut before its width is measured, since it may have megabytes
 
 _STYLES = {
     "bold": "1", "dim": "2",
     "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36",
 }  # fmt: skip
 
-# One character for one character, so that columns stay where they are.
+# ASCII replacement of each character that is drawn: of the same width, so that columns stay aligned.
 _ASCII = str.maketrans(
     {
         **dict(zip("█▓▒░▚◆╌↻■□", "#+=.%o-^!_", strict=True)),
@@ -137,38 +137,38 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class TextLayout(FastNamedTuple):
-    """What a text is laid out for."""
+    """Properties of the terminal for which a text is laid out."""
 
-    width: int = COLUMNS_UNKNOWN  # that no line exceeds but addresses and paths, which are pasted as a whole
-    color: bool = False  # ANSI colours may be used
-    unicode: bool = True  # characters outside ASCII may be used
+    width: int = COLUMNS_UNKNOWN  # columns; only addresses and paths, which one copies as a whole, are wider
+    color: bool = False  # whether ANSI colours may be used
+    unicode: bool = True  # whether characters outside ASCII may be used
 
     @classmethod
     def of(cls, stream: TextIO, environ: Mapping[str, str] | None = None) -> TextLayout:
-        """Returns the page that suits ``stream``."""
+        """Returns the layout for a stream."""
         return cls(*terminal_of(stream, environ))
 
     @property
     def columns(self) -> int:
-        """Columns to lay out for: the width, within what tables can be read at."""
+        """Columns of a page: the width of the terminal, between ``NARROWEST`` and ``WIDEST``."""
         return max(NARROWEST, min(self.width, WIDEST))
 
     @property
     def is_narrow(self) -> bool:
-        """Returns whether tables leave out their widest columns: bars and intervals."""
+        """Whether tables leave out their widest columns: bars and intervals."""
         return self.columns < _NARROW
 
     def paint(self, text: str, *styles: str) -> str:
-        """Returns ``text`` in the given styles, or as it is where there are no colours or nothing to colour."""
+        """Returns ``text`` with ANSI codes for the styles; unchanged without colours, or if it is blank."""
         codes = ";".join(_STYLES[style] for style in styles if style)
         return f"\x1b[{codes}m{text}\x1b[0m" if self.color and codes and text.strip() else text
 
     def line(self, text: str, *styles: str) -> str:
-        """Returns a painted line, indented."""
+        """Returns an indented line in the given styles."""
         return INDENT + self.paint(text, *styles)
 
     def safe(self, value: object) -> str:
-        """Returns a stranger's text, such as a loader's name, with nothing in it that could move the cursor."""
+        """Returns untrusted text, such as a loader's name, cut, and with escapes in place of control characters."""
         text = str(value)[:_NAME_CHARACTERS]
         if self.unicode:
             return printable(text)
@@ -176,12 +176,12 @@ class TextLayout(FastNamedTuple):
         return "".join(letter if letter.isascii() else escaped(letter) for letter in text)
 
     def prose(self, value: object, *, indent: int) -> list[str]:
-        """Returns a sentence, from us or from the program, wrapped to what the indent leaves of the page."""
+        """Returns a text, which may be untrusted, wrapped to the columns that ``indent`` leaves of the page."""
         words = [self.safe(word) for word in str(value).split()]
         return wrap(words, self.columns - indent)
 
     def rule(self, left: Sequence[tuple[str, str]], right: tuple[str, str]) -> str:
-        """Returns a line across the page with (text, style) titles in it. The last title on the left is cut to fit."""
+        """Returns a rule across the page with (text, style) titles in it; the last title on the left is cut to fit."""
         used = sum(display_width(text) + 4 for text, _ in left[:-1]) + display_width(right[0]) + 8
         titles = [*left[:-1], (cut(left[-1][0], max(8, self.columns - used - 4)), left[-1][1])]
         edge = self.paint("━" * 2, "dim")
@@ -191,20 +191,20 @@ class TextLayout(FastNamedTuple):
         return f"{text}{fill} {self.paint(*right)} {edge}"
 
     def finish(self, lines: Iterable[str]) -> str:
-        """Returns the lines as one text, trailing blanks gone, in ASCII where nothing else can be shown."""
+        """Returns the lines as one text without trailing blanks, in ASCII unless other characters can be shown."""
         text = "\n".join(line.rstrip() for line in lines) + "\n"
         return text if self.unicode else text.translate(_ASCII)
 
 
 def display_width(text: str) -> int:
-    """Returns the columns a text takes: two for wide East Asian characters, none for combining ones."""
+    """Returns the columns of a text on a terminal: two for wide East Asian characters, none for combining ones."""
     if text.isascii():
         return len(text)
     return sum(_columns(character) for character in text)
 
 
 def cut(text: str, columns: int) -> str:
-    """Shortens ``text`` to at most ``columns`` columns by removing its middle: both ends distinguish names."""
+    """Shortens ``text`` to at most ``columns`` columns by removing its middle: names differ at either end."""
     if display_width(text) <= columns:
         return text
     if columns <= 1:
@@ -215,13 +215,13 @@ def cut(text: str, columns: int) -> str:
 
 
 def pad(text: str, columns: int) -> str:
-    """Returns ``text`` cut or filled up on the right to exactly ``columns`` columns."""
+    """Returns ``text`` cut, or padded on the right, to exactly ``columns`` columns."""
     text = cut(text, columns)
     return text + " " * (columns - display_width(text))
 
 
 def right(text: str, columns: int) -> str:
-    """Right-aligns a number. Never cuts: a wrong number is worse than a wide column."""
+    """Right-aligns a number without ever cutting it: a wrong number is worse than a wide column."""
     return " " * (columns - display_width(text)) + text
 
 
@@ -243,7 +243,7 @@ def wrap(words: Iterable[str], columns: int) -> list[str]:
 
 
 def flow(items: Iterable[str], columns: int) -> list[str]:
-    """Puts short facts side by side with a dot between them, as many per line as fit."""
+    """Joins short texts with dots to lines, as many per line as fit into ``columns``."""
     lines: list[str] = []
     for whole in items:
         item = cut(whole, columns)
@@ -255,12 +255,12 @@ def flow(items: Iterable[str], columns: int) -> list[str]:
 
 
 def hang(head: str, columns: int, lines: Iterable[str]) -> list[str]:
-    """Puts a head of so many columns before the first line, and as many blanks before the others."""
+    """Puts ``head``, which is ``columns`` wide, before the first line, and as many blanks before the others."""
     return [(" " * columns if number else head) + line for number, line in enumerate(lines)]
 
 
 def bar(share: float | None, columns: int) -> str:
-    """Returns a bar as long as ``share`` (0 to 1) of ``columns``, to an eighth of a column. Anything at all shows."""
+    """Returns a bar as long as ``share`` (0 to 1) of ``columns``, to an eighth of a column: the least for any positive share."""
     if share is None or not share > 0:
         return ""
     eighths = max(1, min(columns * 8, round(share * columns * 8)))
@@ -268,7 +268,7 @@ def bar(share: float | None, columns: int) -> str:
 
 
 def stacked(weights: Sequence[float], columns: int) -> list[int]:
-    """Returns the columns for each weight in a bar of ``columns``: they add up to it, by largest remainder."""
+    """Divides the ``columns`` of a bar in proportion to the weights, by the largest remainder method; returns columns per weight."""
     total = sum(weights)
     if not total > 0:
         return [0] * len(weights)

@@ -1,4 +1,4 @@
-"""The analysis of a trace as text for a terminal."""
+"""Renders the analysis of a profiler trace as text for a terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PARTS = {
 
 
 def render_trace_summary(page: TextLayout, document: Document) -> str:
-    """Returns the analysis of one trace, findings first."""
+    """Returns the analysis of one trace as text, findings first."""
     sections = (_head, _findings, _stages, _device, _path, _ranks, _ops, _shapes, _kernels, _memory, _missing)
     return page.finish(line for section in sections for line in section(page, document))
 
@@ -87,7 +87,7 @@ def _stages(page: TextLayout, document: Document) -> Iterator[str]:
 
 
 def _values(row: Row, more: str) -> str:
-    """Cells of a row: count, time, ``more`` seconds, share."""
+    """Returns the cells of a row: count, time, the duration under the key ``more``, share."""
     seconds = right(duration(row["seconds"]), _VALUE) + right(duration(row[more]), _VALUE)
     return right(count(row["count"]), _COUNT) + seconds + right(percent(row["share"]), _SHARE)
 
@@ -97,10 +97,10 @@ def _device(page: TextLayout, document: Document) -> Iterator[str]:
     if idle is None:
         return
     yield page.line(f"device idle {percent(idle['share'])} of the steps, {duration(idle['seconds'])}", "bold")
-    for cause, said in _CAUSES.items():
+    for cause, label in _CAUSES.items():
         part = idle["causes"][cause]
         values = right(duration(part["seconds"]), _VALUE) + right(percent(part["share"]), _SHARE)
-        yield f"{INDENT}{pad(said, _LABEL)}{right(plural(part['gaps'], 'gap'), _COUNT + 6)}{values}  {bar(part['share'], _BAR)}"
+        yield f"{INDENT}{pad(label, _LABEL)}{right(plural(part['gaps'], 'gap'), _COUNT + 6)}{values}  {bar(part['share'], _BAR)}"
     facts = []
     if overlap is not None:
         hidden, exposed = percent(overlap["overlap_share"]), duration(overlap["exposed_seconds"])
@@ -123,10 +123,10 @@ def _path(page: TextLayout, document: Document) -> Iterator[str]:
         return
     step = "" if path["step"] is None else f" of step {path['step']}"
     yield page.line(f"critical path{step}, {duration(path['seconds'])}", "bold")
-    for what, seconds in path["parts"].items():
+    for kind, seconds in path["parts"].items():
         share = seconds / path["seconds"] if path["seconds"] else None
         values = right(duration(seconds), _VALUE) + right(percent(share), _SHARE)
-        yield f"{INDENT}{pad(_PARTS[what], _LABEL)}{values}  {bar(share, _BAR)}"
+        yield f"{INDENT}{pad(_PARTS[kind], _LABEL)}{values}  {bar(share, _BAR)}"
     yield ""
 
 
