@@ -1,4 +1,4 @@
-"""Checks that a summary is consistent: laws between its values."""
+"""Checks that the values of a summary are consistent with each other. Each rule is a function, listed in ``LAWS``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from otel_train.catalog import STAGES
 Row = Mapping[str, Any]
 TRAIN = "train"
 CLOSE = 1e-6
-"""Share by which a number may miss its rule: sums in another order."""
+"""Relative tolerance between artifacts: floating-point sums in different order."""
 
 
 class Summary:
@@ -24,7 +24,7 @@ class Summary:
 
     @cached_property
     def stages(self) -> Sequence[Row]:
-        """Its rows; a KeyError where it has none, as of ``activities`` and ``wall_s``."""
+        """Rows of stages. A missing key raises KeyError, as it does in ``activities`` and ``wall_s``."""
         return list(self.document["stages"])
 
     @cached_property
@@ -39,21 +39,21 @@ class Summary:
 
     @cached_property
     def has_ended(self) -> bool:
-        """The end of the run was recorded: no step is open, and all time is final."""
+        """Whether the end of the run was recorded: then no step is open, and all time is final."""
         return self.document.get("state", "finished") not in ("running", None)
 
     @cached_property
     def has_one_thread(self) -> bool:
-        """One thread trains. The rows of several overlap; activities are those of the first."""
+        """Whether one thread trains. Rows of several threads overlap, and activities are those of the first thread."""
         return int(self.document.get("training_threads", 2)) <= 1
 
     @cached_property
     def training_s(self) -> float:
-        """Self time of phase train."""
+        """Seconds of self time in phase train."""
         return self.self_s(TRAIN)
 
     def rows(self, *phases: str, stage: str | None = None, loader: str | None = None) -> list[Row]:
-        """Returns the rows of these phases; of one stage, of one loader where they are given."""
+        """Returns the rows of these phases, and if given of this stage and of this loader."""
         return [
             row
             for row in self.stages
@@ -63,38 +63,34 @@ class Summary:
         ]
 
     def self_s(self, *phases: str, stage: str | None = None, loader: str | None = None) -> float:
-        """Returns the self time of those rows."""
+        """Returns the sum of the self times of ``rows``, in seconds."""
         rows = self.rows(*phases, stage=stage, loader=loader)
         return float(sum(row["self_seconds"] or 0.0 for row in rows))
 
 
 EVALUATING = ("eval", "test", "predict")
 ROUNDED_S = 1e-6
-"""What may be lost between two ways to add up the same nanoseconds."""
+"""Absolute tolerance, in seconds, between two sums of the same nanoseconds."""
 
 ROUNDED = 1e-9
-"""Share that may be lost there, and in a product of a rate and its time."""
+"""Relative tolerance of such sums, and of the product of a rate and its time."""
 
 BEHIND = 1e-3
-"""Share of the wall time, and seconds, by which the activities of a run that goes on may miss it: the clock is read a
-moment after they became final."""
+"""Tolerance, relative and in seconds, between activities and wall time of a live run: the clock is read a moment later."""
 
 
 CLOCK_SLACK_S = 1.0
-"""What the system clock may be off before its time is taken over: see ``Anchor.renewed``."""
+"""Largest change of the system clock, in seconds, that the run does not take over: see ``Anchor.renewed``."""
 
 
 def applicable(summary: Mapping[str, Any]) -> Iterator[partial[Iterable[str]]]:
-    """Yields the laws that hold for a summary of its kind, each to be called for what is broken."""
+    """Yields the rules that apply to a summary, as functions without arguments that yield the violations."""
     checked = Summary(summary)
     return (partial(law, checked) for law in LAWS if checked.has_one_thread or law not in _OF_ONE_THREAD)
 
 
 def activities_add_up(summary: Summary) -> Iterator[str]:
-    """Demands that the activities add up to the wall time.
-
-    Of a run that goes on to a thousandth: the clock is read a moment later.
-    """
+    """Requires that the activities add up to the wall time: within ``BEHIND`` if the run is live."""
     for name, seconds in summary.activities.items():
         if seconds < 0:
             yield f"activities.{name} is {seconds} s: less than nothing"
@@ -105,42 +101,42 @@ def activities_add_up(summary: Summary) -> Iterator[str]:
 
 
 def the_wall_time_has_passed(summary: Summary) -> Iterator[str]:
-    """Demands that the run took no longer than from its start to the instant up to which it counts; more passes while the machine sleeps."""
-    begun_s, until_s = map(summary.document.get, ("started_unix_s", "until_unix_s"))
-    if begun_s is None or until_s is None:  # of a former version
+    """Requires that the wall time is at most the time from ``started_unix_s`` to ``until_unix_s``, which counts suspend as well."""
+    started_s, until_s = map(summary.document.get, ("started_unix_s", "until_unix_s"))
+    if started_s is None or until_s is None:  # a summary of a former version
         return
-    if until_s - begun_s < summary.wall_s - CLOCK_SLACK_S:
-        yield f"wall_seconds is {summary.wall_s} s, and until_unix_s is {until_s - begun_s} s after started_unix_s"
+    if until_s - started_s < summary.wall_s - CLOCK_SLACK_S:
+        yield f"wall_seconds is {summary.wall_s} s, and until_unix_s is {until_s - started_s} s after started_unix_s"
 
 
 def self_is_within_inclusive(summary: Summary) -> Iterator[str]:
-    """Demands that time in which a stage was innermost is time in which it was open.
+    """Requires that the self time of a stage is at most its inclusive time.
 
-    The time of a call of a user stage, or of an update in which loaders are asked, is in the row of the call, and its
-    self time where it was spent, so such a stage is looked at as a whole, once its calls have ended.
+    A call of a user stage, or of an optimizer that fetches batches, has its inclusive time in one row, but self time in
+    the rows of the batches in which it was spent. So rows of such a stage are summed, once its calls have ended.
     """
-    own_by_stage: dict[str, float] = defaultdict(float)
-    open_by_stage: dict[str, float] = defaultdict(float)
+    self_by_stage: dict[str, float] = defaultdict(float)
+    inclusive_by_stage: dict[str, float] = defaultdict(float)
     for row in summary.stages:
-        own_s, open_s = row["self_seconds"] or 0.0, row["inclusive_seconds"]
-        if own_s < 0:
-            yield f"stages: self_seconds of {row_name(row)} is {own_s} s: less than nothing"
-        whole = row["stage"] == "optimizer" or row["stage"] not in (*STAGES, "checkpoint")
-        if whole and open_s is not None:
-            own_by_stage[row["stage"]] += own_s
-            open_by_stage[row["stage"]] += open_s
-        elif row["stage"] != "other" and open_s is not None and own_s > open_s + ROUNDED_S:
-            yield f"stages: self_seconds of {row_name(row)} is {own_s} s, its inclusive_seconds {open_s} s"
-    for stage, own_s in own_by_stage.items() if summary.has_ended else ():
-        if own_s > open_by_stage[stage] + slack(own_s):
-            yield f"stages: self_seconds of all rows of {stage} are {own_s} s, inclusive_seconds {open_by_stage[stage]} s"
+        self_s, inclusive_s = row["self_seconds"] or 0.0, row["inclusive_seconds"]
+        if self_s < 0:
+            yield f"stages: self_seconds of {row_name(row)} is {self_s} s: less than nothing"
+        is_summed = row["stage"] == "optimizer" or row["stage"] not in (*STAGES, "checkpoint")
+        if is_summed and inclusive_s is not None:
+            self_by_stage[row["stage"]] += self_s
+            inclusive_by_stage[row["stage"]] += inclusive_s
+        elif row["stage"] != "other" and inclusive_s is not None and self_s > inclusive_s + ROUNDED_S:
+            yield f"stages: self_seconds of {row_name(row)} is {self_s} s, its inclusive_seconds {inclusive_s} s"
+    for stage, self_s in self_by_stage.items() if summary.has_ended else ():
+        if self_s > inclusive_by_stage[stage] + slack(self_s):
+            yield f"stages: self_seconds of all rows of {stage} are {self_s} s, inclusive_seconds {inclusive_by_stage[stage]} s"
 
 
 def quantiles_are_in_order(summary: Summary) -> Iterator[str]:
-    """Demands an order from min to max, with the average between them, and no quantiles of what did not occur."""
-    where = [("stages", row) for row in summary.stages]
-    where += [("step_durations", row) for row in summary.document["step_durations"]]
-    for key, row in where:
+    """Requires min <= p50 <= p95 <= p99 <= max, the average between min and max, and nulls if the count is 0."""
+    rows = [("stages", row) for row in summary.stages]
+    rows += [("step_durations", row) for row in summary.document["step_durations"]]
+    for key, row in rows:
         order = {name: row[name] for name in ("min", "p50", "p95", "p99", "max")}
         values, mean_s = list(order.values()), row["avg"]
         if not row["count"]:
@@ -154,7 +150,7 @@ def quantiles_are_in_order(summary: Summary) -> Iterator[str]:
 
 
 def steps_are_counted_once(summary: Summary) -> Iterator[str]:
-    """Demands a duration for every counted step."""
+    """Requires that ``step_durations`` counts every step of ``steps``."""
     counts = defaultdict[str, int](int)
     for row in summary.document["step_durations"]:
         counts[row["phase"]] += row["count"]
@@ -164,12 +160,12 @@ def steps_are_counted_once(summary: Summary) -> Iterator[str]:
 
 
 def rows_add_up_to_activities(summary: Summary) -> Iterator[str]:
-    """Demands that self times of a phase are its activities, so that shares of a phase sum to one.
+    """Requires that the self times of a phase add up to its activity, so that shares of a phase sum to one.
 
-    One training thread. What a compiler or a stall took is in both the stage in which it happened and an activity of
-    its own.
+    For one training thread. They may exceed it by the time of compiling and stalls, which are activities of their own and
+    also in the stage in which they happened.
     """
-    taken_s = sum(summary.activities.get(name, 0.0) for name in ("compile", "stalled"))
+    reclaimed_s = sum(summary.activities.get(name, 0.0) for name in ("compile", "stalled"))
     waited_s = summary.self_s(TRAIN, stage="data")
     pairs = {
         "data_wait": ("phase train, stage data", waited_s),
@@ -178,15 +174,15 @@ def rows_add_up_to_activities(summary: Summary) -> Iterator[str]:
     }
     for activity, (rows, rows_s) in pairs.items():
         spent_s = summary.activities[activity]
-        if not -slack(rows_s) <= rows_s - spent_s <= taken_s + slack(rows_s):
+        if not -slack(rows_s) <= rows_s - spent_s <= reclaimed_s + slack(rows_s):
             yield f"activities.{activity} is {spent_s} s, self_seconds of its rows ({rows}) are {rows_s} s"
 
 
 def steps_are_in_their_phase(summary: Summary) -> Iterator[str]:
-    """Demands that steps fill their phase, but for asks that gave no batch or an unused one, and for what is left of a step.
+    """Requires that the steps of a phase take no longer than its stages, and in phase train not much less.
 
-    One training thread. What is missing is looked for in phase train, of a run that has ended and left no step
-    unfinished, with steps counted by updates.
+    For one training thread. Time of no step is waiting for data that gave no batch, or an unused one, and partial steps.
+    So the second is required if the run has ended, no step is partial, and steps are counted by updates.
     """
     for phase in (TRAIN, *EVALUATING):
         rows = [row for row in summary.document["step_durations"] if row["phase"] == phase]
@@ -194,16 +190,16 @@ def steps_are_in_their_phase(summary: Summary) -> Iterator[str]:
         what = f"step_durations.total_seconds of phase {phase} is {steps_s} s, self_seconds of its stages {phase_s} s"
         if steps_s > phase_s + slack(phase_s):
             yield what
-        whole = phase == TRAIN and summary.has_ended and summary.document["step_source"] == "update"
-        if whole and not summary.document["partial_steps"]:
-            # With what runs inside: a forward inside a request that gives no batch is of no step either.
+        is_complete = phase == TRAIN and summary.has_ended and summary.document["step_source"] == "update"
+        if is_complete and not summary.document["partial_steps"]:
+            # Inclusive time: a forward inside a request that gives no batch is of no step either.
             most_s = float(sum(row["inclusive_seconds"] or 0.0 for row in summary.rows(TRAIN, stage="data")))
             if phase_s - steps_s > most_s + slack(phase_s):
                 yield f"{what}; no step is partial, and all waiting for data took {most_s} s"
 
 
 def waits_are_data_rows(summary: Summary) -> Iterator[str]:
-    """Demands that the wait for a loader is its rows of stage data, of all phases."""
+    """Requires that the wait for a loader has the count and the time of its rows of stage data, in all phases."""
     counts: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
     for row in summary.stages:
@@ -212,61 +208,62 @@ def waits_are_data_rows(summary: Summary) -> Iterator[str]:
             seconds[row["loader"]] += row["inclusive_seconds"]
     for loader in summary.document["loaders"]:
         wait, name = loader["wait"], loader["loader"]
-        had = f"count {counts.get(name, 0)} and inclusive_seconds {seconds.get(name, 0.0)} s"
+        sums = f"count {counts.get(name, 0)} and inclusive_seconds {seconds.get(name, 0.0)} s"
         if wait is None:
             if counts.get(name):
-                yield f"loaders: {name} has no wait; its rows of stage data have {had}"
+                yield f"loaders: {name} has no wait; its rows of stage data have {sums}"
         elif wait["count"] != counts[name] or not is_close(wait["total_seconds"], seconds[name]):
             yield (
                 f"loaders: wait of {name} has count {wait['count']} and total_seconds {wait['total_seconds']} s; "
-                f"its rows of stage data have {had}"
+                f"its rows of stage data have {sums}"
             )
 
 
 def rates_are_of_counts(summary: Summary) -> Iterator[str]:
-    """Demands that a rate times its time is a count: of every batch in a phase, and of no more batches than the loader gave.
+    """Requires that a rate times its seconds is its count: at least all batches of the phase, at most those of the loader.
 
     Batches that were fetched in no phase, as in a checkpoint, are in no rate.
     """
-    found: dict[str, dict[str, int]] = {"batches": defaultdict(int), "samples": defaultdict(int)}
+    counted: dict[str, dict[str, int]] = {"batches": defaultdict(int), "samples": defaultdict(int)}
     for row in summary.document["rates"]:
         seconds, name = row["seconds"], row_name(row)
         for unit in ("batches", "samples", "tokens"):
             rate, count = row[f"{unit}_per_second"], row[unit]
-            if unit in found:
-                found[unit][row["loader"]] += count or 0
+            if unit in counted:
+                counted[unit][row["loader"]] += count or 0
             if rate is None:
                 if count and seconds:
                     yield f"rates: {name} has {count} {unit} in {seconds} s, and no {unit}_per_second"
             elif not is_close(rate * seconds, count or 0):
                 yield f"rates: {unit}_per_second of {name} is {rate} over seconds {seconds} s, {unit} is {count}"
-        asked = sum(each["count"] for each in summary.rows(row["phase"], stage="data", loader=row["loader"]))
-        if row["batches"] < asked:
-            yield f"rates: batches of {name} are {row['batches']}, count of its rows of stage data is {asked}"
-    for unit, by_loader in found.items():
+        waits = sum(each["count"] for each in summary.rows(row["phase"], stage="data", loader=row["loader"]))
+        if row["batches"] < waits:
+            yield f"rates: batches of {name} are {row['batches']}, count of its rows of stage data is {waits}"
+    for unit, by_loader in counted.items():
         for loader, count in by_loader.items():
-            if (whole := summary.document[unit].get(loader, 0)) < count:
-                yield f"rates: {unit} of {loader} are {count} in all phases, {unit}.{loader} is {whole}"
+            if (total := summary.document[unit].get(loader, 0)) < count:
+                yield f"rates: {unit} of {loader} are {count} in all phases, {unit}.{loader} is {total}"
 
 
 def rates_are_over_the_time_of_batches(summary: Summary) -> Iterator[str]:
-    """Demands a rate over what the loader's batches took: its rows, perhaps without asks that gave none; more only with others.
+    """Requires that a rate is over the time of the loader's batches: at least its stages less its waits, at most the phase.
 
-    Others are those that are asked together with it, as by ``zip``: the rows of the batch are of the last that was asked.
+    Waits that gave no batch may be left out. It is more than the time of its stages if loaders are iterated together, as by
+    ``zip``: then the stages of a batch are in the rows of the loader that was called last.
     """
     for row in summary.document["rates"]:
         phase, loader, seconds = row["phase"], row["loader"], row["seconds"]
         own_s, phase_s = summary.self_s(phase, loader=loader), summary.self_s(phase)
-        asked_s = sum(each["inclusive_seconds"] for each in summary.rows(phase, stage="data", loader=loader))
-        if seconds and not own_s - asked_s - slack(own_s) <= seconds <= phase_s + slack(phase_s):
+        waited_s = sum(each["inclusive_seconds"] for each in summary.rows(phase, stage="data", loader=loader))
+        if seconds and not own_s - waited_s - slack(own_s) <= seconds <= phase_s + slack(phase_s):
             yield (
                 f"rates: seconds of {row_name(row)} is {seconds} s, self_seconds of its stages {own_s} s "
-                f"({asked_s} s of waiting included), those of phase {phase} {phase_s} s"
+                f"({waited_s} s of waiting included), those of phase {phase} {phase_s} s"
             )
 
 
 def throughput_is_over_the_wall(summary: Summary) -> Iterator[str]:
-    """Demands training counts over the wall time."""
+    """Requires that throughput times wall time gives the counts of training."""
     throughput, trained = summary.document["throughput"], defaultdict[str, int](int)
     wall_s = throughput["wall_seconds"]
     if not is_close(wall_s, summary.wall_s):
@@ -278,14 +275,14 @@ def throughput_is_over_the_wall(summary: Summary) -> Iterator[str]:
     for unit in ("steps", "batches", "samples"):
         rate = throughput[f"{unit}_per_second"]
         if unit != "steps" and "" in summary.document["batches"]:
-            continue  # of a batch without a loader there is no rate
+            continue  # batches without a loader are in no rate
         count = trained[unit]
         if rate is not None and not is_close(rate * wall_s, count):
             yield f"throughput.{unit}_per_second is {rate} over {wall_s} s, training has {count} {unit}"
 
 
 def findings_are_shares_of_time(summary: Summary) -> Iterator[str]:
-    """Demands that a finding is about a known loader, and that its share and its seconds are the same time."""
+    """Requires that the loader of a finding is known, and that its share of the time it is about equals its seconds."""
     loaders = {row["loader"] for row in summary.stages} | set(summary.document["batches"])
     waits = any(row["loader"] for row in summary.rows(TRAIN, stage="data"))
     for finding in summary.document["findings"]:
@@ -303,17 +300,17 @@ def findings_are_shares_of_time(summary: Summary) -> Iterator[str]:
 
 
 def is_close(one: float, other: float, *, share: float = ROUNDED, slack: float = ROUNDED_S) -> bool:
-    """Returns whether two values are the same within a share of the larger, or within ``slack``."""
+    """Returns whether two values are equal within a share of the larger one, or within ``slack``."""
     return math.isclose(one, other, rel_tol=share, abs_tol=slack)
 
 
 def slack(seconds: float) -> float:
-    """Returns what two sums of so many seconds may differ by."""
+    """Returns the tolerance between two sums of that many seconds."""
     return max(ROUNDED_S, ROUNDED * abs(seconds))
 
 
 def row_name(row: Mapping[str, Any]) -> str:
-    """Returns what a row is about."""
+    """Returns phase, loader, stage and model of a row as one text."""
     return " ".join(filter(None, (row["phase"], row["loader"], row.get("stage", ""), row.get("model", ""))))
 
 

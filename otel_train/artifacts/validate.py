@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 _SCHEMAS = {CONFIG: "config", METRICS: "metrics", STAGE_TIMES: "stage_times", BY_STAGE: "by_stage"}
 _MOST_PARSED_BYTES = 256 << 20
-"""A larger trace is looked at by its beginning and its end: parsed, it would take ten times its size in memory."""
+"""Largest trace that is parsed, which takes ten times its size in memory; of a larger one beginning and end are checked."""
 
 _EDGE_BYTES = 4096
 
 _MOST_LINES_BYTES = 1 << 30
-"""Of a file of lines. ``max_run_dir_bytes`` allows all files of a rank a quarter of it by default."""
+"""Largest file of lines that is checked: four times the default of ``max_run_dir_bytes``, for all files of a rank."""
 
 
 class Fault(NamedTuple):
@@ -70,14 +70,14 @@ class Fault(NamedTuple):
 
 
 def check_artifacts(folder: Path) -> list[Fault]:
-    """Returns everything that is missing or does not agree in a folder of artifacts; empty when all is well."""
+    """Returns the faults of a folder of artifacts: missing, damaged and inconsistent files."""
     try:
         summary = _read(folder, SUMMARY, "profiler_summary")
     except RunDirectoryError as error:
         return [Fault(SUMMARY, str(error))]
     listed = mapping(summary.get("artifacts"))
     faults = list(_presence(folder, listed))
-    faults += [Fault(SUMMARY, said) for said in wrong_values(summary, "artifacts/profiler_summary")]
+    faults += [Fault(SUMMARY, wrong) for wrong in wrong_values(summary, "artifacts/profiler_summary")]
     broken = {fault.file for fault in faults}
     read: dict[str, Document] = {}
     for name, schema in _SCHEMAS.items():
@@ -88,13 +88,13 @@ def check_artifacts(folder: Path) -> list[Fault]:
         except RunDirectoryError as error:
             faults.append(Fault(name, str(error)))
             continue
-        wrong = [Fault(name, said) for said in wrong_values(document, f"artifacts/{schema}")]
-        faults += wrong
-        if not wrong:
+        found = [Fault(name, wrong) for wrong in wrong_values(document, f"artifacts/{schema}")]
+        faults += found
+        if not found:
             read[name] = document
     for name, check_file in ((OPS, _operations), (TRACE, _trace)):
         if name not in broken and "absent" not in (listed.get(name) or {}):
-            faults += [Fault(name, said) for said in check_file(folder / name)]
+            faults += [Fault(name, wrong) for wrong in check_file(folder / name)]
     if SUMMARY in broken:
         return faults
     return [*faults, *_identities(summary, read), *_agreement(summary, read)]
@@ -172,21 +172,21 @@ def _trace(path: Path) -> Iterator[str]:
 def _identities(summary: Document, read: Mapping[str, Document]) -> Iterator[Fault]:
     for name, document in read.items():
         for key in ("run_id", "rank", "attempt"):
-            mine, theirs = summary.get(key), document.get(key)
-            if mine != theirs:
-                yield Fault(name, f"{key} is {theirs!r}; that of {SUMMARY} is {mine!r}")
+            expected, found = summary.get(key), document.get(key)
+            if expected != found:
+                yield Fault(name, f"{key} is {found!r}; that of {SUMMARY} is {expected!r}")
 
 
 def _agreement(summary: Document, read: Mapping[str, Document]) -> Iterator[Fault]:
     rows = {_key(row): row for row in summary["stages"]}
     if (times := read.get(STAGE_TIMES)) is not None:
-        there = {_key(row): row for row in times["totals"]}
-        for key in sorted(rows.keys() | there.keys()):
+        totals = {_key(row): row for row in times["totals"]}
+        for key in sorted(rows.keys() | totals.keys()):
             for field in ("count", "inclusive_seconds", "self_seconds"):
-                mine, theirs = ((of.get(key) or {}).get(field) for of in (rows, there))
-                if not _same(mine, theirs):
-                    what = " · ".join(filter(None, key))
-                    yield Fault(STAGE_TIMES, f"{field} of {what} is {theirs}; in {SUMMARY} {mine}")
+                expected, found = ((table.get(key) or {}).get(field) for table in (rows, totals))
+                if not _same(expected, found):
+                    name = " · ".join(filter(None, key))
+                    yield Fault(STAGE_TIMES, f"{field} of {name} is {found}; in {SUMMARY} {expected}")
         yield from _steps(summary, times)
     if (timer := read.get(BY_STAGE)) is not None:
         yield from _timer(rows, timer)
@@ -204,14 +204,14 @@ def _steps(summary: Document, times: Document) -> Iterator[Fault]:
         yield Fault(STAGE_TIMES, "the steps of per_step do not follow one another")
     for row in (*rows, *times["per_epoch"]):
         if not _same(sum(row["stages"].values()), row["seconds"]):
-            what = f"step {row['step']}" if "step" in row else f"epoch {row['epoch']}"
-            yield Fault(STAGE_TIMES, f"the stages of {what} do not add up to its seconds")
+            name = f"step {row['step']}" if "step" in row else f"epoch {row['epoch']}"
+            yield Fault(STAGE_TIMES, f"the stages of {name} do not add up to its seconds")
     by_epoch = defaultdict[int, list[float]](list)
     for row in rows:
         by_epoch[row["epoch"]].append(row["seconds"])
     for row in times["per_epoch"]:
-        mine = by_epoch[row["epoch"]]
-        if len(mine) == row["steps"] and not _same(sum(mine), row["seconds"]):
+        in_epoch_s = by_epoch[row["epoch"]]
+        if len(in_epoch_s) == row["steps"] and not _same(sum(in_epoch_s), row["seconds"]):
             yield Fault(STAGE_TIMES, f"the steps of epoch {row['epoch']} do not add up to its seconds")
     counted = (summary.get("steps") or {}).get("train")
     if times["whole"] and counted is not None and counted != times["steps_on_file"]:
@@ -225,22 +225,22 @@ def _steps(summary: Document, times: Document) -> Iterator[Fault]:
 def _timer(rows: Mapping[tuple[str, ...], Document], timer: Document) -> Iterator[Fault]:
     stages = timer["stages"]
     for stage in sorted({key[-1] for key in rows} | set(stages)):
-        mine = sum(row["self_seconds"] or 0.0 for key, row in rows.items() if key[-1] == stage)
-        theirs = (stages.get(stage) or {}).get("self_seconds")
-        if not _same(mine, theirs):
-            yield Fault(BY_STAGE, f"self_seconds of {stage} is {theirs}; in {SUMMARY} {mine}")
+        expected = sum(row["self_seconds"] or 0.0 for key, row in rows.items() if key[-1] == stage)
+        found = (stages.get(stage) or {}).get("self_seconds")
+        if not _same(expected, found):
+            yield Fault(BY_STAGE, f"self_seconds of {stage} is {found}; in {SUMMARY} {expected}")
 
 
 def _metrics(rows: Mapping[tuple[str, ...], Document], metrics: Document) -> Iterator[Fault]:
-    """Yields what is wrong in the metrics. Loader names may be ``_OTHER`` there, so phases are compared."""
+    """Yields differences between the calls in the metrics and in the summary, by phase: loaders may be ``_OTHER`` in metrics."""
     exported = defaultdict[str, int](int)
     for row in metrics["metrics"]:
         if row["name"] == c.STAGE_DURATION.name:
             exported[row["attributes"].get(c.PHASE.name, "")] += row["count"]
     for phase, count in sorted(exported.items()):
-        mine = sum(row["count"] or 0 for key, row in rows.items() if key[0] == phase)
-        if mine != count:
-            yield Fault(METRICS, f"has {count} calls in phase {phase or 'none'}; {SUMMARY} has {mine}")
+        expected = sum(row["count"] or 0 for key, row in rows.items() if key[0] == phase)
+        if expected != count:
+            yield Fault(METRICS, f"has {count} calls in phase {phase or 'none'}; {SUMMARY} has {expected}")
 
 
 def _same(one: float | None, other: float | None) -> bool:
@@ -250,18 +250,18 @@ def _same(one: float | None, other: float | None) -> bool:
 
 
 LINES = {EVENTS_FILE: "files/event", METRICS_FILE: "files/metrics", SPANS_FILE: "files/spans"}
-"""Files of lines, and the schema of a line."""
+"""Schema of a line, by file."""
 
 _LINES_NAMED = 3
-"""Lines of a file whose wrong values are named."""
+"""Most lines of a file whose wrong values are reported."""
 
 
 def check_run(run: Path, in_order: Callable[..., Iterable[list[Fault]]] = map) -> list[Fault]:
-    """Returns everything that is missing or does not agree in a run directory and in the artifacts in it.
+    """Returns the faults of a run directory and of the artifacts in it: missing, damaged and inconsistent files.
 
     Args:
         run: the run directory.
-        in_order: applies a function to each rank, as ``map`` does; for many ranks in several processes.
+        in_order: applies a function to each rank, as ``map`` does; may use several processes.
     """
     faults = list(_document(run / RUN_FILE, "files/run", RUN_FILE))
     for name in names_in(run / CAPTURES_FOLDER):
@@ -293,10 +293,10 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
     settings = present(reader.about.get("settings") or {})[0]
     if reader.flight is None and settings.get("flight_recorder", True):
         yield Fault(f"{folder.name}/{FLIGHT_FILE}", "is missing, cannot be read, or holds nothing")
-    for said in reader.warnings:
-        if REMEDY not in said:  # a message about wrong values, which are listed by file
-            yield Fault(folder.name, said)
-    # This run may have been allowed more than most are.
+    for warning in reader.warnings:
+        if REMEDY not in warning:  # else it is about wrong values, which _document reports one by one
+            yield Fault(folder.name, warning)
+    # The setting max_run_dir_bytes of this run may allow more.
     most_bytes = max(_MOST_LINES_BYTES, whole(settings.get("max_run_dir_bytes")) or 0)
     for name, schema in LINES.items():
         yield from _lines(folder / name, schema, most_bytes)
@@ -315,19 +315,19 @@ def _document(path: Path, schema: str, name: str) -> Iterator[Fault]:
         yield Fault(name, "is missing" if not os.path.lexists(path) else str(error))
         return
     complete = not is_former(document)
-    for said in wrong_values(current_document(document), schema, complete=complete):
-        yield Fault(name, said)
+    for wrong in wrong_values(current_document(document), schema, complete=complete):
+        yield Fault(name, wrong)
 
 
 def _lines(path: Path, schema: str, most_bytes: int) -> Iterator[Fault]:
-    """Demands that complete lines are JSON of their schema; the last one may be cut by a crash."""
+    """Yields the faults of a file of lines: complete lines must be JSON objects of the schema; a crash may cut off the last one."""
     for part in parts_of(path):
         name, broken, wrong = f"{part.parent.name}/{part.name}", 0, 0
         try:
             with open_binary(part) as file:
                 if (size := os.fstat(file.fileno()).st_size) > most_bytes:
-                    what = f"has {size:,} bytes, more than a run writes"
-                    yield Fault(name, f"{what} ({most_bytes:,}): its lines were not checked")
+                    problem = f"has {size:,} bytes, more than a run writes"
+                    yield Fault(name, f"{problem} ({most_bytes:,}): its lines were not checked")
                     continue
                 for number, line in enumerate(lines_of(file), 1):
                     value = parse_line(line)
@@ -335,24 +335,24 @@ def _lines(path: Path, schema: str, most_bytes: int) -> Iterator[Fault]:
                     found = [] if value is None else wrong_values(value, schema)
                     wrong += bool(found)
                     if found and wrong <= _LINES_NAMED:
-                        yield from (Fault(name, f"line {number}: {said}") for said in found)
+                        yield from (Fault(name, f"line {number}: {each}") for each in found)
         except OSError as error:
             yield Fault(name, error.strerror or str(error))
             continue
         if wrong > _LINES_NAMED:
             yield Fault(name, f"{wrong - _LINES_NAMED} more lines have wrong values")
         if broken:
-            what = "is not a JSON object" if broken == 1 else "are not JSON objects"
-            yield Fault(name, f"{plural(broken, 'line')} {what}")
+            problem = "is not a JSON object" if broken == 1 else "are not JSON objects"
+            yield Fault(name, f"{plural(broken, 'line')} {problem}")
 
 
 def _laws(name: str, summary: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yields violated laws, and lost records. A law about a key that is missing, which is a fault of its own, is passed over."""
+    """Yields violated rules, and lost records. A rule that needs a missing key is skipped: the schema reports that key."""
     for law in applicable(summary) if summary else ():
         with suppress(KeyError):
             try:
                 yield from (Fault(name, broken) for broken in law())
-            except TypeError as error:  # the schema allows null where a law needs a number
+            except TypeError as error:  # the schema allows null where the rule needs a number
                 yield Fault(name, f"{law.func.__name__.replace('_', ' ')}: a value is null ({error})")
     lost = (summary.get("telemetry") or {}).get("records_lost")
     if lost:

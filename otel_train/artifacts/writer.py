@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 VERSIONS = {"profiler_summary": 2}
-"""Versions of documents; 1 where none is named."""
+"""Schema versions of documents, if not 1."""
 
 MOST_STEPS = 10_000
-"""Rows per step: two megabytes of JSON."""
+"""Most rows of ``per_step``: two megabytes of JSON."""
 
 WORDS = ("phase", "loader", "model", "stage")
 _NUMBERS = (
@@ -63,26 +63,26 @@ def schema(name: str) -> str:
 
 
 def config(reader: RunReader) -> dict[str, Any]:
-    """Returns the identity, host, versions and settings, without secrets."""
+    """Returns the document ``config.json``: identity, host, versions and settings, without secrets."""
     about = {key: value for key, value in without_secrets(reader.about).items() if key != "schema"}
     return {"schema": schema("config"), **run_identity(reader), **about, "rank": reader.rank}
 
 
 def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``run.json`` with secret settings reduced to whether they are set. Settings are always an object."""
+    """Returns ``run.json`` with ``(set)`` in place of the values of secret settings; ``settings`` is always an object."""
     settings = mapping(about.get("settings"))
     hidden = {name: "(set)" for name in SECRETS if settings.get(name)}
     return {**about, "settings": {**settings, **hidden}}
 
 
 def run_identity(reader: RunReader) -> dict[str, Any]:
-    """Returns what every document begins with."""
+    """Returns the first keys of every document: the identity of run and rank."""
     known = {**reader.about, **reader.summary}
     return {key: known.get(key) for key in ("run_id", "run_name", "attempt")} | {"rank": reader.rank}
 
 
 def metrics(reader: RunReader) -> dict[str, Any]:
-    """Returns the last value of every metric that this rank has exported."""
+    """Returns the document ``metrics.json``: the last exported value of every metric of the rank."""
     rows = list(_metric_rows(reader.metrics)) if reader.metrics else []
     instants = [row.pop("at") for row in rows]
     return {
@@ -110,7 +110,7 @@ def _metric_rows(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def parsed_number(value: object) -> float | int | None:
-    """Returns a finite number, also one that JSON holds as text; None for anything else."""
+    """Returns a finite number, also from text, in which OTLP/JSON has 64-bit integers; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -123,10 +123,10 @@ def parsed_number(value: object) -> float | int | None:
 
 
 def totals(reader: RunReader) -> tuple[str, list[dict[str, Any]]]:
-    """Totals with their source, and a row per phase, loader, model and stage.
+    """Returns the name of the file that has the totals, and a row per phase, loader, model and stage.
 
-    The summary counts from the start of the process. That of a run which was killed is older than its last edge:
-    then the flight file knows more, if it still holds the first edge.
+    That is the summary, unless the rank was killed: then its last summary is older than the last event, and the flight
+    file is more complete if it still has the first event.
     """
     timeline = reader.timeline
     if reader.summary and (timeline is None or not timeline.whole or reader.ended):
@@ -137,7 +137,7 @@ def totals(reader: RunReader) -> tuple[str, list[dict[str, Any]]]:
 
 
 def steps(reader: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the rows per step, the last ones, and rows per epoch."""
+    """Returns rows for the last ``MOST_STEPS`` steps, and rows for the epochs on file."""
     timeline = reader.timeline
     if timeline is None or not len(timeline):
         return [], []
@@ -168,7 +168,7 @@ def steps(reader: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 
 
 def _first_epoch(summary: Mapping[str, Any], timeline: Timeline) -> int:
-    """Returns the number of the first epoch on file, from 1; 0 where they are marked, and have their numbers."""
+    """Returns the number to add to ``Timeline.epoch``: 0 for marked epochs, else that of the first epoch on file, from 1."""
     if timeline.whole or timeline.marked:
         return 0 if timeline.marked else 1
     endings = (row["endings"] for row in summary.get("loaders", ()) if row["loader"] == timeline.loader)
@@ -177,7 +177,7 @@ def _first_epoch(summary: Mapping[str, Any], timeline: Timeline) -> int:
 
 
 def stage_times(reader: RunReader, source: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Totals, the last steps, the epochs."""
+    """Returns the document ``stage_times.json``: totals, the last steps, the epochs."""
     per_step, per_epoch = steps(reader)
     kept = ("count", "inclusive_seconds", "self_seconds", "avg")
     timeline = reader.timeline
@@ -195,7 +195,7 @@ def stage_times(reader: RunReader, source: str, rows: Sequence[Mapping[str, Any]
 
 
 def by_stage(reader: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the same totals by the name of the stage alone, as a stage timer has them."""
+    """Returns the document ``profiler_context/stage_times.json``: the totals by stage alone, in the layout of a stage timer."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         one = found.setdefault(row["stage"], {"count": 0, "total_seconds": 0.0, "self_seconds": 0.0})
@@ -213,7 +213,7 @@ _log = logging.getLogger("otel_train")
 
 
 def write_at_end_of_run(config: Config, rank: int, run: Path | None) -> None:
-    """Writes them, on rank 0; an error is logged, not raised. ``run`` is None where no run directory could be made."""
+    """Writes the artifacts if the setting is on, on rank 0 only; logs errors. ``run`` is None if it could not be created."""
     if not config.artifacts or rank != 0:
         return
     if run is None:
@@ -228,16 +228,16 @@ def write_at_end_of_run(config: Config, rank: int, run: Path | None) -> None:
 
 
 FOLDER = "artifacts"
-"""Below the run directory; those of further ranks in a folder ``rank<r>`` of it."""
+"""Folder in the run directory with the artifacts of rank 0; those of other ranks are in its folders ``rank<r>``."""
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.json", "profiler_summary.json"
 STAGE_TIMES, BY_STAGE = "stage_times.json", "profiler_context/stage_times.json"
 OPS, TRACE, CAPTURES = "op_stats.csv", "trace.json", "torch_profiler"
 NAMES = (CONFIG, METRICS, STAGE_TIMES, BY_STAGE, OPS, TRACE, CAPTURES)
-"""What ``profiler_summary.json`` accounts for: it is written last, so that it knows."""
+"""Artifacts that ``profiler_summary.json``, which is written last, lists with their sizes."""
 
 MARK = ".otel-train-artifacts"
-"""Says that a folder is ours."""
+"""File that marks a folder as written by otel-train."""
 
 OP_COLUMNS = ("kind", "name", "count", "self_seconds", "total_seconds", "share")
 MOST_OPS = 5000
@@ -246,18 +246,18 @@ _NO_CAPTURE = "no readable capture; take one with 'otel-train profile' or the se
 
 @dataclass(kw_only=True)
 class WrittenArtifacts:
-    """What was written."""
+    """Artifacts of one rank that were written."""
 
     folder: Path
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name: its bytes, or why it is absent
-    warnings: list[str] = field(default_factory=list)  # what could not be read, a sentence each
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name: size, or why it is absent
+    warnings: list[str] = field(default_factory=list)  # a sentence for each source that could not be read
 
     def put(self, name: str) -> None:
-        """Records a file that is there."""
+        """Records a file that was written."""
         self.files[name] = {"bytes": (self.folder / name).stat().st_size}
 
     def leave_out(self, name: str, reason: str) -> None:
-        """Records a file that is not there, nor one of an earlier time."""
+        """Records a file that is not written, and removes the one of an earlier export."""
         (self.folder / name).unlink(missing_ok=True)
         self.files[name] = {"absent": reason}
 
@@ -270,8 +270,8 @@ def artifact_folder(run: Path, rank: int) -> Path:
 def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
     """Writes the artifacts of one rank to ``folder``. Existing files are replaced atomically.
 
-    Nothing in the run directory is changed but its folder of artifacts. A RunDirectoryError where the rank has left nothing,
-    or the folder is another user's or cannot be written.
+    Nothing else in the run directory is changed. Raises RunDirectoryError if the rank has no data, or if the folder has files
+    that otel-train did not write or cannot be written.
     """
     reader = read_run(run, rank)
     target = artifact_folder(run, rank) if folder is None else folder
@@ -285,13 +285,13 @@ def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
 def _write(reader: RunReader, folder: Path) -> WrittenArtifacts:
     written = WrittenArtifacts(folder=folder)
     source, rows = totals(reader)
-    plain: dict[str, Mapping[str, Any]] = {
+    documents: dict[str, Mapping[str, Any]] = {
         CONFIG: config(reader),
         METRICS: metrics(reader),
         STAGE_TIMES: stage_times(reader, source, rows),
         BY_STAGE: by_stage(reader, rows),
     }
-    for name, document in plain.items():
+    for name, document in documents.items():
         make_folder((folder / name).parent)
         replace_json(folder / name, document)
         written.put(name)
@@ -307,7 +307,7 @@ def _write(reader: RunReader, folder: Path) -> WrittenArtifacts:
 
 
 def _summary(reader: RunReader, rows: list[dict[str, Any]], capture: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of ``summary.json`` with the totals of these artifacts, and the results of the newest capture."""
+    """Returns the values of ``summary.json`` with the totals of the artifacts, and the analysis of the newest capture."""
     timeline = reader.timeline
     steps = reader.summary.get("steps", {})
     if not reader.ended and timeline is not None and timeline.whole:
@@ -326,16 +326,16 @@ def _summary(reader: RunReader, rows: list[dict[str, Any]], capture: dict[str, A
 
 
 def _remarks(reader: RunReader, source: str) -> list[str]:
-    said = []
+    remarks = []
     if not reader.ended:
-        said.append(f"The run has recorded no end: the totals are those of {source} as it is now.")
+        remarks.append(f"The run has recorded no end: the totals are those of {source} as it is now.")
     if reader.timeline is None:
-        said.append("There is no flight file: nothing is known of single steps.")
+        remarks.append("There is no flight file: nothing is known of single steps.")
     elif not reader.timeline.whole:
-        said.append(
+        remarks.append(
             "The flight file no longer holds the first steps: rows per step and per epoch begin later."
         )
-    return said
+    return remarks
 
 
 def _operations(found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> dict[str, Any]:
@@ -380,7 +380,7 @@ def _trace(reader: RunReader, found: tuple[Path, Trace] | None, written: Written
 
 def _captures(reader: RunReader, written: WrittenArtifacts) -> None:
     """Copies the captures with their metadata; copies of removed captures stay."""
-    captures = [path for path in reader.captures if _is_copied(path, reader.warnings)]
+    captures = [path for path in reader.captures if _is_small_enough(path, reader.warnings)]
     if not captures:
         written.files[CAPTURES] = {"absent": _NO_CAPTURE}
         return
@@ -388,24 +388,24 @@ def _captures(reader: RunReader, written: WrittenArtifacts) -> None:
     make_folder(folder)
     for path in captures:
         for one in (path, metadata_path(path)):
-            if not problem_of(one) and _is_copied(one, reader.warnings):
+            if not problem_of(one) and _is_small_enough(one, reader.warnings):
                 with open_given(one) as source, replacing(folder / one.name) as copy:
                     shutil.copyfileobj(source, copy)
     written.files[CAPTURES] = {"files": sorted(path.name for path in captures)}
 
 
-def _is_copied(path: Path, warnings: list[str]) -> bool:
-    """Returns whether a file is small enough to be copied; else, with a warning, it stays where it is."""
+def _is_small_enough(path: Path, warnings: list[str]) -> bool:
+    """Returns whether a file is small enough to be copied; adds a warning if it is not."""
     mark = mark_of(path)
     if mark is None or mark.size_bytes <= MOST_TRACE_BYTES:
         return True
-    what = f"{path.name} has {mark.size_bytes:,} bytes, more than {MOST_TRACE_BYTES >> 30} GiB"
-    warnings.append(f"{what}: it is not copied.")
+    problem = f"{path.name} has {mark.size_bytes:,} bytes, more than {MOST_TRACE_BYTES >> 30} GiB"
+    warnings.append(f"{problem}: it is not copied.")
     return False
 
 
 def _prepare_folder(folder: Path, *, ours: bool) -> None:
-    """Creates the folder, or checks that files of these names in it are ours; else raises RunDirectoryError."""
+    """Creates the folder, or checks that otel-train wrote the artifacts in it; raises RunDirectoryError if it did not."""
     if ours and (folder.is_symlink() or folder.parent.is_symlink()):
         raise RunDirectoryError(
             f"{folder}: is a link, so nothing is written there. Say where to write with --output-dir"
@@ -428,13 +428,13 @@ def _prepare_folder(folder: Path, *, ours: bool) -> None:
 
 
 ABOUT = "otel_train"
-"""Key of ``trace.json`` that says what it was made from; viewers pass over keys they do not know."""
+"""Key of ``trace.json`` with the source of the trace; viewers ignore keys they do not know."""
 
 LAST_STEPS = 200
-"""Steps of a trace made from stages: as many as one looks at."""
+"""Most steps of a trace that is made from stages."""
 
 MOST_TRACE_BYTES = 2 << 30
-"""Perfetto's own limit for JSON in a browser is about this."""
+"""Largest trace that is copied: about the limit of Perfetto for JSON in a browser."""
 
 _CHUNK_BYTES = 1 << 20
 _STEPS, _STAGES = 1, 2
@@ -442,17 +442,17 @@ _NS_PER_US = 1e3
 
 
 def _unpack(capture: Path, target: Path) -> None:
-    """Writes a capture as plain JSON with a key that names it; RunDirectoryError if it is too large for a viewer."""
+    """Writes a capture as uncompressed JSON with the key ``ABOUT``; raises RunDirectoryError if it is too large for a viewer."""
     about = {"source": "capture", "capture": capture.name}
     with replacing(target) as sink, open_given(capture) as file:
         plain = iter(lambda: file.read(_CHUNK_BYTES), b"")
         parts = unzipped(file) if capture.suffix == ".gz" else plain
         head = next(parts, b"").lstrip(b"\xef\xbb\xbf \t\r\n")
-        bare = head[:1] == b"["
-        rest = head if bare else head[1:].lstrip()
-        empty = rest[:1] == b"}"
-        sink.write(f'{{"{ABOUT}": {json.dumps(about)}{"" if empty else ", "}'.encode())
-        sink.write(b'"traceEvents": ' if bare else b"")
+        is_array = head[:1] == b"["  # the other form of the Trace Event Format: the list of events alone
+        rest = head if is_array else head[1:].lstrip()
+        is_empty = rest[:1] == b"}"
+        sink.write(f'{{"{ABOUT}": {json.dumps(about)}{"" if is_empty else ", "}'.encode())
+        sink.write(b'"traceEvents": ' if is_array else b"")
         written = 0
         while rest:
             written += len(rest)
@@ -460,11 +460,11 @@ def _unpack(capture: Path, target: Path) -> None:
                 raise RunDirectoryError(f"{capture.name} unpacks to more than {MOST_TRACE_BYTES >> 30} GiB")
             sink.write(rest)
             rest = next(parts, b"")
-        sink.write(b"}" if bare else b"")
+        sink.write(b"}" if is_array else b"")
 
 
 def _from_stages(reader: RunReader, timeline: Timeline) -> dict[str, Any]:
-    """Returns the last steps and the calls in them, one track each."""
+    """Returns a trace of the last steps, with one track of steps and one of stage calls."""
     first, begin = timeline.first_step(reader.summary) or 0, max(0, len(timeline) - LAST_STEPS)
     origin_ns = int(timeline.started_ns[begin])
     events = [
