@@ -154,13 +154,13 @@ def steps(reader: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     ]
     per_epoch = []
     for place, epoch in enumerate(np.unique(timeline.epoch).tolist()):
-        mine = timeline.epoch == epoch
+        in_epoch = timeline.epoch == epoch
         per_epoch.append(
             {
                 "epoch": first_epoch + epoch,
-                "steps": int(np.count_nonzero(mine)),
-                "seconds": int(timeline.duration_ns[mine].sum()) / NS_PER_S,
-                "stages": timeline.stages_s(timeline.selves_ns[mine].sum(axis=0)),
+                "steps": int(np.count_nonzero(in_epoch)),
+                "seconds": int(timeline.duration_ns[in_epoch].sum()) / NS_PER_S,
+                "stages": timeline.stages_s(timeline.selves_ns[in_epoch].sum(axis=0)),
                 "whole": place > 0 or timeline.whole,
             }
         )

@@ -47,7 +47,7 @@ def names_a_file(target: str) -> bool:
 
 
 def chosen_traces(targets: Sequence[str], run_dir: str) -> list[Path]:
-    """Returns the given trace files, or the newest capture of every rank of the given run (default: the newest run)."""
+    """Returns the given trace files, or of a run (default: the newest) its newest capture, from all ranks that took part."""
     files = [Path(target) for target in targets]
     if files and all(map(names_a_file, targets)):
         return files

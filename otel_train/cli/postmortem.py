@@ -278,17 +278,17 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     unheard = {report["rank"]: report for report in reports if is_unheard(report)}
     if first.silent and first.rank in unheard:
         return _silent_since(suspects, where, unheard[first.rank]["last_sign_unix_s"])
-    who = _ranks(suspects)
+    subject = _ranks(suspects)
     if _has_several_hosts(reports):
-        who += _on_hosts(suspects)
+        subject += _on_hosts(suspects)
     if len(suspects) > 1:
         verb = "vanished first" if first.silent else "held the run up"
-        return f"{who} {verb}; rank {first.rank} {where}."
+        return f"{subject} {verb}; rank {first.rank} {where}."
     if first.silent:
         causes = (report.get("end_cause") for report in reports if report.get("rank") == first.rank)
         why = next(filter(None, causes), "killed, out of memory, or its node is gone")
-        return f"{who} vanished, {where}: {why}. The other ranks outlived it."
-    return f"{who} held the run up, {where}: the other ranks were further, and waited."
+        return f"{subject} vanished, {where}: {why}. The other ranks outlived it."
+    return f"{subject} held the run up, {where}: the other ranks were further, and waited."
 
 
 def _ranks(suspects: Sequence[HangSuspect]) -> str:
@@ -303,11 +303,11 @@ def _on_hosts(suspects: Sequence[HangSuspect]) -> str:
 
 def _silent_since(suspects: Sequence[HangSuspect], where: str, last_sign_unix_s: float) -> str:
     several, hosts = len(suspects) > 1, {one.host for one in suspects}
-    who = f"{_ranks(suspects)}{_on_hosts(suspects)} {'are' if several else 'is'} silent"
+    subject = f"{_ranks(suspects)}{_on_hosts(suspects)} {'are' if several else 'is'} silent"
     gone = "these hosts or containers are" if len(hosts) > 1 else "that host or container is"
     at = f"Rank {suspects[0].rank}" if several else "It"
     return (
-        f"{who} since {text.instant(last_sign_unix_s, '%H:%M:%S UTC')}, and the others went no further: {gone} gone, or cut off "
+        f"{subject} since {text.instant(last_sign_unix_s, '%H:%M:%S UTC')}, and the others went no further: {gone} gone, or cut off "
         f"from the run directory. {at} was {where}."
     )
 

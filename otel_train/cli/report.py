@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankView, dict[str, Any]]:
-    """Returns the view of one rank for the HTML report, and the document of ``--json``, with the newest capture of each rank."""
+    """Returns the view of one rank for the HTML report, and the document of ``--json``, with the newest capture of the run."""
     ranks = [read_summary(folder / SUMMARY_FILE) for folder in folders.values()]
     taken = _readable(captures_of(run))
     traces = [trace for path in (taken_together(taken, taken[-1]) if taken else []) for trace in _read(path)]

@@ -104,8 +104,8 @@ def _source_numbers(thread: ThreadEdges) -> Ints:
 
 def trained(part: ClosedSteps) -> np.ndarray:
     """Returns bool[step]: whether a step is a counted training step."""
-    mine: np.ndarray = (part.steps.phase == TRAIN) & (part.steps.counted > 0)
-    return mine
+    is_trained: np.ndarray = (part.steps.phase == TRAIN) & (part.steps.counted > 0)
+    return is_trained
 
 
 RECENT_STEPS = 20
@@ -383,15 +383,15 @@ class Timeline:
         self._offset_ns = flight.anchor_unix_ns - flight.anchor_clock_ns
         self.whole = history.whole
         self.stages = sorted({source.stage for source in flight.sources if source.stage} | {OTHER})
-        steps, mine = history.closed.steps, trained(history.closed)
-        self.started_ns, self.ended_ns = steps.started_ns[mine], steps.ended_ns[mine]
-        self.duration_ns = steps.duration_ns[mine]
+        steps, is_training = history.closed.steps, trained(history.closed)
+        self.started_ns, self.ended_ns = steps.started_ns[is_training], steps.ended_ns[is_training]
+        self.duration_ns = steps.duration_ns[is_training]
         self.first = 0 if self.whole else self._first_by_end_of(flight.steps - 1, flight.step_ended_ns)
-        self.selves_ns = self._self_times(mine)
+        self.selves_ns = self._self_times(is_training)
         marks = history.closed.said
         epochs = marks[marks[:, 1] == Op.EPOCH]
         self.marked = len(epochs) > 0
-        loaders = steps.loader[mine]
+        loaders = steps.loader[is_training]
         self.loader, self.epoch = ("", self._marked(epochs)) if self.marked else self._passes(loaders)
         self.passes = int(self.epoch[-1]) if len(self.epoch) else 0
 
@@ -494,8 +494,8 @@ class Timeline:
         training = int(np.bincount(loaders[loaders >= 0]).argmax())
         thread = self._history.thread
         numbers = _source_numbers(thread)
-        mine = (numbers == training) & ((thread.codes & OP_MASK) == int(Op.STOP))
-        stops = thread.times[mine] if self._sources[training].kind is SourceKind.DATA else thread.times[:0]
+        is_stop = (numbers == training) & ((thread.codes & OP_MASK) == int(Op.STOP))
+        stops = thread.times[is_stop] if self._sources[training].kind is SourceKind.DATA else thread.times[:0]
         passes = np.searchsorted(stops, self.ended_ns, side="left")
         # An exhausted iterator raises StopIteration again if it is called again: passes without a step do not count.
         _, epoch = np.unique(passes, return_inverse=True)

@@ -332,8 +332,8 @@ class RunRow:
 
     def says(self, words: str) -> bool:
         """Returns whether name, host, state, finding or cause contain every one of the words."""
-        said = f"{self.name} {self.run_name} {self.host} {self.state.word} {self.finding.replace('_', ' ')} {self.cause}".lower()
-        return all(word in said for word in words.lower().split())
+        searched = f"{self.name} {self.run_name} {self.host} {self.state.word} {self.finding.replace('_', ' ')} {self.cause}".lower()
+        return all(word in searched for word in words.lower().split())
 
 
 class RunList:
