@@ -17,5 +17,5 @@ def complain(text: str) -> None:
 
 
 def print_json(document: object, indent: int | None = None) -> None:
-    """Prints JSON with non-ASCII characters escaped: any output encoding has them, and no name can control the terminal."""
+    """Prints JSON as ASCII text: every output encoding has it, and no name in it can control the terminal."""
     print(dump_json(document, indent, ascii_only=True))

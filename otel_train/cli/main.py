@@ -188,7 +188,7 @@ def _end_if_sigint_pends() -> None:
 
 
 def _end_if_threads_block() -> None:
-    """Ends the process after Ctrl-C if a non-daemon thread, which the interpreter would join, does not end: ``ui`` reads files on such."""
+    """Ends the process after Ctrl-C if a non-daemon thread goes on, as one of ``ui`` that reads a file: Python would join it."""
     until_s = time.monotonic() + _RETURN_S
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:

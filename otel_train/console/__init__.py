@@ -52,7 +52,7 @@ def print_while_taken(text: str, stream: TextIO) -> None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yields the text in parts of whole lines, of at most PIPE_BUF bytes each: a pipe that polls writable takes so many."""
+    """Yields the text in parts of whole lines, of at most PIPE_BUF bytes but for longer lines: a writable pipe takes so many."""
     part = ""
     for line in text.splitlines(keepends=True):
         if part and len((part + line).encode(errors="replace")) > select.PIPE_BUF:

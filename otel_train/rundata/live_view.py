@@ -285,7 +285,7 @@ class RankReader:
         )  # fmt: skip
 
     def _progress_of(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
-        """Returns the progress of a rank, from the cache if ``still``: its flight file is no longer written, and has not changed."""
+        """Returns the progress of a rank; from the cache if it has ended (``still``) and its flight file has not changed."""
         path = folder / FLIGHT_FILE
         mark = mark_of(path)
         if mark is None:

@@ -21,7 +21,7 @@ QUIET_S = 15.0
 """Least age in seconds at which a heartbeat is out of date: the agent polls twice a second, and a busy machine delays it less."""
 
 _MISSED_POLLS = 10
-"""The same in polls, if ``poll_interval_s`` of the setting ``tuning`` is long."""
+"""Least number of missed polls after which it is out of date, where ``poll_interval_s`` of the setting ``tuning`` is long."""
 
 _ENDED = ("finished", "failed", "interrupted", "terminated", "killed")
 _SAYS = {

@@ -135,7 +135,7 @@ def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, acti
 
 
 def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values on one line. ``at``: its time, ``began``: start time of its counters, in Unix seconds; None without one."""
+    """Returns the values on one line; ``at``: its Unix time, ``began``: that of the start of its counters, both None if unknown."""
     activities, began_ns = {}, []
     for attributes, point in points_of(line, c.RUN_TIME.name):
         activities[attributes.get(c.ACTIVITY.name)] = float(point["asDouble"]), int(point["timeUnixNano"])

@@ -172,7 +172,7 @@ def records_below(run: Path) -> list[dict[str, Any]]:
 
 
 def _read_if_there(reader: RunReader, path: Path, read: Callable[[Path], T], said: str = "") -> T | None:
-    """Returns the result of ``read``; None if there is no file, and with a warning, which begins with ``said``, if it is unreadable."""
+    """Returns the result of ``read``; None without a file, or if it is unreadable, with a warning that begins with ``said``."""
     if not os.path.lexists(path):
         return None
     try:
