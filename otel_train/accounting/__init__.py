@@ -1,1 +1,1 @@
-"""From the edges of a run to nested calls, batches, phases, steps, and activities that add up to the wall time."""
+"""Turns the events of a run into nested calls, batches, phases, steps, and activities that add up to the wall time."""

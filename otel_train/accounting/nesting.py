@@ -1,7 +1,7 @@
-"""Edges of one thread to nested calls: the stage that owns each instant, and which calls count.
+"""Matches the start and end events of one thread to nested calls: which stage owns each instant, and which calls count.
 
-At every instant the innermost open stage owns the time. An edge whose counterpart was lost (an optimizer that raised
-fires no hook) is repaired here, so that what follows sees calls that nest.
+At every instant the innermost open stage owns the time. A missing end event (an optimizer that raises calls no post hook) is
+repaired here, so that all other modules see calls that nest.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ _CLOSURE: Final = int(Flag.CLOSURE)
 _START: Final = int(Flag.START)
 
 DEEPEST: Final = 64
-"""Nested stages that are distinguished; a deeper one belongs to the innermost of them."""
+"""Most nested stages that are tracked; a deeper one belongs to the innermost of them."""
 
 MOST_CODES: Final = 1024
-"""Codes that are kept taken apart."""
+"""Size of the cache of decoded event codes."""
 
 UPDATES: Final = 1 << OPTIMIZER | 1 << WHOLE
 COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
-"""Kinds that only a thread that runs models has."""
+"""Kinds that occur only on a thread that runs models, as bits."""
 COMPUTES_BY_KIND: Final = [COMPUTES >> kind & 1 for kind in range(16)]
-"""The same as a list: to shift and mask takes four times as long."""
+"""The same as a list: shift and mask take four times as long."""
 GRADIENTS: Final = 1 << BACKWARD | 1 << GRAD
 TRAINS: Final = GRADIENTS | UPDATES | 1 << SCALER
-"""Kinds that only a thread that trains has."""
+"""Kinds that occur only on a thread that trains."""
 OWN_WORK: Final = 1 << FORWARD | 1 << DATA | 1 << WHOLE
-"""Kinds that a thread has which runs more than parts of the steps of another."""
+"""Kinds that show that a thread has steps of its own, not only parts of another thread's."""
 MAY_SPREAD: Final = 1 << STAGE | UPDATES | 1 << SCALER
-"""Kinds whose calls may lie in several batches: loaders are asked inside them, by the program or by closures and hooks."""
+"""Kinds whose calls may span several batches: the program, a closure or a hook requests batches inside them."""
 _HIDDEN_IN: Final = [0] * 16
-"""By kind: kinds of the open stages inside which a call is a part of theirs."""
+"""By kind: kinds of open stages of which a call inside them is a part, so that it does not count as a call of its own."""
 _HIDDEN_IN[DATA] = 1 << DATA
 _HIDDEN_IN[H2D] = 1 << DATA | 1 << H2D | GRADIENTS
 _HIDDEN_IN[FORWARD] = 1 << FORWARD | GRADIENTS
@@ -66,12 +66,12 @@ _HIDDEN_IN[WHOLE] = 1 << WHOLE
 
 
 def takes_gradients(met: int) -> bool:
-    """Returns whether a thread of these kinds gets batches and updates, and others make the gradients."""
+    """Returns whether a thread on which these kinds occur gets batches and makes updates, and other threads make the gradients."""
     return bool(met >> OPTIMIZER & met >> DATA & 1) and not met & (GRADIENTS | 1 << WHOLE)
 
 
 class NotKnownYetError(Exception):
-    """What an edge means depends on edges that have not come: whether an optimizer in which a loader is asked has raised."""
+    """Raised for an event whose meaning depends on later events: whether an optimizer in which a loader is requested has raised."""
 
 
 @dataclass(slots=True)
@@ -81,15 +81,15 @@ class OpenStage:
     Attributes:
         source: number of the source that was called.
         kind: its ``SourceKind``.
-        begun_ns: when.
-        flags: ``Flag`` of its begin edge.
-        payload: of its begin edge.
+        begun_ns: when it began.
+        flags: ``Flag`` of its start event.
+        payload: payload of its start event.
         outer: ``Nesting.stack`` when it began.
-        counts: it is an occurrence of its own, not a part of an outer one.
-        has_inner: other stages began inside it.
-        again: of a user stage: blocks of its name that have begun since, and not ended. They are a part of it.
-        asks: of an optimizer: it is known that loaders are asked inside it; of a forward: it has drawn its batch itself.
-        home: of a user stage that has several intervals: see ``Home``.
+        counts: whether it is a call of its own, not a part of an outer one.
+        has_inner: whether other stages began inside it.
+        again: of a user stage: number of open blocks of the same name that began after it. They are a part of it.
+        asks: of an optimizer: requests inside it come from its closure or hooks; of a forward: it has requested its batch itself.
+        home: row of a call that has several intervals.
     """
 
     source: int
@@ -106,16 +106,16 @@ class OpenStage:
 
 
 class Nesting:
-    """Follows the open stages of one thread. A subclass receives times and calls.
+    """Tracks the open stages of one thread. A subclass handles times and calls.
 
     Args:
         kinds: ``SourceKind`` of every source; grows while it is in use.
 
     Attributes:
-        stages: what is open, outermost first.
+        stages: open stages, outermost first.
         stack: sources of the open stages that count, outermost first; the last owns the time.
-        met: kinds that have begun, as bits. The making of an iterator is not one: another thread may ask it.
-        now_ns: time of the last edge.
+        met: kinds that have begun, as bits. Creating an iterator does not count: another thread may read the iterator.
+        now_ns: time of the last event.
     """
 
     def __init__(self, kinds: list[int]) -> None:
@@ -128,12 +128,12 @@ class Nesting:
         self._too_deep = 0
 
     def edge(self, ns: int, code: int) -> None:
-        """Takes the next edge. Time never goes back: an earlier instant counts as the last one.
+        """Processes the next event. Time never goes back: an earlier time is replaced by that of the last event.
 
         Raises:
             NotKnownYetError: see ``has_raised``.
         """
-        if ns < self.now_ns:  # a comparison takes half the time of max(), at every edge
+        if ns < self.now_ns:  # a comparison takes half the time of max(), at every event
             ns = self.now_ns
         else:
             self.now_ns = ns
@@ -154,13 +154,13 @@ class Nesting:
             else:
                 self._end_outer(ns, op, source, payload)
         else:
-            # A manual mark inside an optimizer: it has raised. An iterator may be deleted anywhere.
+            # A mark inside an optimizer shows that the optimizer has raised. An iterator may be deleted anywhere.
             if op != PASS_END and self.stages and self.stages[-1].kind == OPTIMIZER:
                 self._close_down_to(len(self.stages) - 1, ns)
             self.mark(ns, op, source, payload)
 
     def _decode(self, code: int) -> tuple[int, int, int, int]:
-        """Takes a code apart, and keeps the result: a loop repeats few codes, and a look-up takes a third of the time."""
+        """Decodes a code and caches the result: a loop repeats few codes, and a lookup takes a third of the time."""
         if len(self._decoded) >= MOST_CODES:
             self._decoded.clear()
         parts = (
@@ -175,23 +175,23 @@ class Nesting:
         return parts
 
     def begin(self, ns: int, stage: OpenStage) -> None:
-        """Handles the start of a stage, which is not yet among those that are open."""
+        """Handles the start of a stage, before it is added to ``stages``."""
 
     def end(self, ns: int, stage: OpenStage, op: int, payload: int) -> None:
-        """Handles the end of a stage, which is no longer among those that are open; ``stack`` still holds it.
+        """Handles the end of a stage, after it was removed from ``stages``; ``stack`` still contains it.
 
         Args:
-            ns: when.
-            stage: which.
-            op: how; of a stage that the end of an outer one closed ``Op.FAIL``, of a user stage ``Op.END``.
-            payload: of the edge that ended it.
+            ns: time of the end.
+            stage: the stage.
+            op: how it ended. If the end of an outer stage closed it: ``Op.END`` for a user stage, else ``Op.FAIL``.
+            payload: payload of the end event.
         """
 
     def goes_on(self, stage: OpenStage) -> None:
-        """Handles that the time of a stage up to the next end is a part of its time."""
+        """Handles that an open stage has an interval up to the next event and is not over."""
 
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
-        """Handles a mark at an instant."""
+        """Handles an event that neither opens nor closes a stage."""
 
     def _begin(self, ns: int, source: int, flags: int, payload: int) -> None:
         kind, stages, counts = self._kinds[source], self.stages, True
@@ -218,7 +218,7 @@ class Nesting:
             self.stack = (*outer, source) if outer else (source,)
 
     def _end_outer(self, ns: int, op: int, source: int, payload: int) -> None:
-        """Ends a stage that is not the innermost, or is not open at all."""
+        """Ends a stage that is not the innermost; ignores the end of one that is not open."""
         stages = self.stages
         height = len(stages) - 1
         while height >= 0 and stages[height].source != source:
@@ -236,7 +236,7 @@ class Nesting:
             self._pop(ns, op, payload)
 
     def _end_around(self, height: int, ns: int, op: int, payload: int) -> None:
-        """Ends a user stage; those that began later go on, as where coroutines take turns."""
+        """Ends a user stage, and keeps those open that began after it: coroutines may take turns."""
         later = self.stages[height + 1 :]
         for stage in later:
             self.goes_on(stage)
@@ -255,30 +255,30 @@ class Nesting:
         self.stack = done.outer
 
     def _close_down_to(self, height: int, ns: int) -> None:
-        """Ends what is open inside the stage that ends: an exception has left it open, or, of a user stage, a suspended generator."""
+        """Ends the stages above a height. An exception has left them open; a user stage may be in a suspended generator."""
         while len(self.stages) > height:
             self._pop(ns, END if self.stages[-1].kind == STAGE else FAIL, 0)
 
     def is_outermost(self, kind: int) -> bool:
-        """Returns whether no stage of that kind (of an update: no other update) is open, counted or not."""
+        """Returns whether no stage of that kind (for an update: no update) is open, counted or not."""
         alike = UPDATES if UPDATES >> kind & 1 else 1 << kind
         return not self.stages or not any(alike >> stage.kind & 1 for stage in self.stages)
 
     def has_raised(self, optimizer: OpenStage) -> bool:  # noqa: ARG002 - a subclass looks at it
-        """Returns whether an open optimizer in which a loader is asked has raised, which no edge says.
+        """Returns whether an open optimizer in which a loader is requested has raised, for which there is no event.
 
-        Else its closure or one of its hooks asks.
+        Otherwise its closure or one of its hooks makes the request.
 
         Raises:
-            NotKnownYetError: later edges say it. Nothing was changed by this one.
+            NotKnownYetError: only later events show it. Nothing was changed.
         """
         return False
 
     def _height_kept(self, source: int, kind: int) -> int:
         """Returns how many stages stay open when ``source`` begins.
 
-        An ask ends an optimizer that raised. So does its own next step, when other stages lie between the two; right
-        after it, it is a subclass that calls ``super().step()``.
+        A request ends an optimizer that raised. So does the next step of the same optimizer if other stages began in
+        between; otherwise it is a subclass that calls ``super().step()``.
         """
         if kind == DATA:
             for height, stage in enumerate(self.stages):
@@ -291,11 +291,10 @@ class Nesting:
         return len(self.stages)
 
     def _counts(self, source: int, kind: int) -> bool:
-        """Returns whether a call is an occurrence of its own.
+        """Returns whether a call is a call of its own, not a part of an open one.
 
-        Forward, backward and transfers inside backward stay in backward, transfers inside data in data, a call inside
-        a call of the same kind (a user stage: of the same name) in that; ``autograd.grad`` counts in a run
-        without a backward.
+        Parts: forward, backward and transfers inside backward; transfers inside data; a call inside a call of the same
+        kind (a user stage: of the same name); ``autograd.grad`` in a run with a backward.
         """
         if kind == GRAD and self.met >> BACKWARD & 1:
             return False
@@ -314,13 +313,13 @@ def _without(stack: tuple[int, ...], place: int) -> tuple[int, ...]:
 
 MOST_AHEAD: Final = 16384
 MOST_AHEAD_NS: Final = 5 * 10**9
-"""Edges, and time, that are looked at to see whether an optimizer has raised. Without an answer it has, unless it has a closure."""
+"""Events, and nanoseconds, after which an optimizer that has not ended counts as raised, unless it was given a closure."""
 
 
 class Lookahead(Nesting):
-    """What follows an ask in an open optimizer, as if the optimizer were still running.
+    """Processes the events after a request inside an open optimizer as if the optimizer were still running.
 
-    Its own end proves that. Its next begin, or the end of a stage around it, proves that it has raised.
+    Its own end proves that it is. Its next start, or the end of an enclosing stage, proves that it has raised.
     """
 
     def __init__(self, kinds: list[int], before: Nesting, optimizer: OpenStage) -> None:
@@ -333,7 +332,7 @@ class Lookahead(Nesting):
         self._until_ns = -1
 
     def raised(self, ns: int, code: int) -> bool | None:
-        """Takes the next edge; returns whether the optimizer has raised, None while that is not known."""
+        """Processes the next event; returns whether the optimizer has raised, None while that is not known."""
         self.edge(ns, code)
         if all(stage is not self._optimizer for stage in self.stages):
             return code & OP_MASK != END or code >> SOURCE_SHIFT & SOURCE_MASK != self._optimizer.source

@@ -1,4 +1,4 @@
-"""Words and facts of the accounting: phases, activities, and what leaves it as columns."""
+"""Phases, activities, and the columns in which the accounting returns what is final."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TRAIN, EVAL, TEST, PREDICT = range(4)
-"""Places in ``catalog.PHASES``."""
+"""Indices into ``recording.events.PHASES``."""
 
 NO_PHASE = 4
-"""Time in no batch: before the first, outside, in checkpoints."""
+"""Phase of time in no batch: before the first one, outside, in checkpoints."""
 
 PREFIXES = (("val", EVAL), ("eval", EVAL), ("dev", EVAL), ("test", TEST), ("predict", PREDICT))
-"""Loader names that say what their batches are for; ``valid`` begins with ``val``."""
+"""Prefixes of loader names that give the phase of their batches; ``valid`` begins with ``val``."""
 
 
 class StepSource(IntEnum):
-    """What a thread's training steps are counted by."""
+    """The kind of event by which a thread's training steps are counted."""
 
     UNDECIDED = 0
     UPDATE = 1
@@ -35,7 +35,7 @@ class StepSource(IntEnum):
 
 
 class Activity(IntEnum):
-    """What the time of a run goes to, in catalogue order. The activities add up to the wall time."""
+    """Use of a run's time, in catalogue order. The activities add up to the wall time."""
 
     INIT = 0
     COMPILE = 1
@@ -48,17 +48,17 @@ class Activity(IntEnum):
     OTHER = 8
     """Not accounted for yet."""
     OUTSIDE = 9
-    """Time of no open batch: saving, logging, sleeping between passes and after the last."""
+    """Time while no batch is open: saving, logging, sleeping between passes and after the last one."""
 
 
 @dataclass(slots=True)
 class SourceTable:
-    """What is known of every source beforehand, by its number. It grows while it is in use.
+    """Properties of every source, indexed by source number. Sources are appended while the table is in use.
 
     Attributes:
         kinds: ``SourceKind``.
         declared: phase that the program declared; -1 for none.
-        named: phase that the loader's name says; -1 for none.
+        named: phase that the loader's name implies; -1 for none.
         losses: whether it is a user stage named ``loss``.
     """
 
@@ -68,7 +68,7 @@ class SourceTable:
     losses: list[bool] = field(default_factory=list)
 
     def extend(self, sources: Iterable[Instrumented]) -> SourceTable:
-        """Takes in further sources."""
+        """Appends sources, and returns the table."""
         for source in sources:
             self.kinds.append(int(source.kind))
             self.declared.append(PHASES.index(source.phase) if source.phase in PHASES else -1)
@@ -78,25 +78,25 @@ class SourceTable:
 
 
 def phase_of_name(name: str) -> int:
-    """Returns the phase that the name of a loader says; -1 for none."""
+    """Returns the phase that the name of a loader implies; -1 for none."""
     return next((phase for prefix, phase in PREFIXES if name.lower().startswith(prefix)), -1)
 
 
 @dataclass(slots=True, eq=False)
 class Home:
-    """The row of a call of a user stage or an update, whatever batches the intervals of the call lie in.
+    """Row to which a call of a user stage or an update is booked whose intervals may lie in several batches.
 
-    It is the row of the first of them that is booked under a phase, so that a stage around a whole pass belongs to the
-    batches of that pass; what is before the first batch of a step is of the loader of the next. A call in no batch has
-    no phase.
+    It is the row of the first interval that is booked under a phase, so that a stage around a whole pass belongs to the
+    batches of that pass. Intervals before the first batch of a step take the loader of the next batch. A call outside
+    all batches has no phase.
 
     Attributes:
-        source: the stage.
-        waiting: intervals that are not booked yet.
-        row: phase, loader and step, as far as they are known.
-        known: they are known.
-        open_ns: time of the call that is not in its row yet.
-        ended: once it has ended: the columns of ``StageCalls`` from ``started_ns`` on.
+        source: source number of the call.
+        waiting: number of its intervals that are not booked yet.
+        row: phase, loader and serial number of the step, as far as they are known.
+        known: whether ``row`` is final.
+        open_ns: inclusive time of the call that is not in its row yet.
+        ended: of a call that has ended: start, nanoseconds, 1 if it failed, serial number of the step in which it ended.
     """
 
     source: int
@@ -117,14 +117,14 @@ class StepRows(NamedTuple):
         ended_ns: last instant.
         duration_ns: time that belongs to the step; less than its span when it was suspended.
         counted: 1, or 0 for a partial step.
-        failed: occurrences in it that ended by an exception.
+        failed: calls in it that ended by an exception.
         samples: samples in its batches, where known.
         wait_ns: its time in stage ``data``.
-        loss_ns: from a first forward through the loss function to the end of its backward, all of them, less
-            waits for data; where there is no backward, the user stages named ``loss``.
-        losses: how many those were.
-        training_ns: from the first forward (or loss) of the step to its last update or backward, with all that is
-            of the step between them; 0 where none was seen.
+        loss_ns: sum over its losses: from the first forward that the loss uses to the end of its backward, less waits
+            for data. Without a backward: the user stages named ``loss``.
+        losses: number of losses in ``loss_ns``.
+        training_ns: from the first forward (or loss) of the step to its last update or backward, including all time
+            of the step in between; 0 if there was none.
         number: step number set manually; -1 for the next one.
     """
 
@@ -144,12 +144,12 @@ class StepRows(NamedTuple):
 
 
 class StageCalls(NamedTuple):
-    """Calls that have ended, in the order of their ends. All columns are int64[occurrences].
+    """Calls that have ended, in the order of their ends. All columns are int64[calls].
 
     Attributes:
         source: number of the source that was called.
         started_ns: when it began.
-        inclusive_ns: how long it ran, with what ran inside it.
+        inclusive_ns: how long it ran, including the stages inside it.
         failed: 1 if it ended by an exception.
         loader: loader of the batch it worked on; -1 for none.
         phase: index into ``PHASES``, or ``NO_PHASE``.
@@ -166,15 +166,15 @@ class StageCalls(NamedTuple):
 
 
 class StageTimes(NamedTuple):
-    """Time by stage and batch, where asked for by step too, each combination once. All columns are int64[rows].
+    """Time by stage, loader and phase, and by step if ``by_step`` was set. All columns are int64[rows].
 
     Attributes:
-        source: whose time; -1 for time of no stage.
+        source: source whose time it is; -1 for time of no stage.
         loader: loader of the batch; -1 for none.
         phase: index into ``PHASES``, or ``NO_PHASE``.
-        self_ns: time in which it was the innermost stage; over all rows without gap or overlap.
+        self_ns: time in which it was the innermost stage; the sum over all rows is the accounted time.
         inclusive_ns: time in which it was open.
-        step: as in ``StageCalls``; -1 where steps were not asked for.
+        step: as in ``StageCalls``; -1 without ``by_step``.
     """
 
     source: np.ndarray
@@ -193,18 +193,18 @@ class ClosedSteps(NamedTuple):
         occurrences: ended calls.
         times: time by stage.
         activity_ns: int64[activities].
-        loader_ns: int64[n, 4]: loader source, phase, nanoseconds of a batch it took part in, and when that ended.
-        batches: int64[n, 6]: loader source, phase, samples (-1 unknown) of every batch fetched, and when; nanoseconds
-            to make the iterator (-1 unless it is the first batch of its pass), nanoseconds to wait for it. One that is
-            fetched inside an ask of another loader is a part of that one's batch, and has no phase.
+        loader_ns: int64[n, 4]: loader source, phase, nanoseconds of a batch it took part in, end of that batch.
+        batches: int64[n, 6]: of every batch fetched: loader source, phase, samples (-1 unknown), end of the request;
+            nanoseconds to make the iterator (-1 unless it is the first batch of its pass), nanoseconds of the request.
+            A batch fetched inside a request to another loader is a part of that loader's batch, and has ``NO_PHASE``.
         endings: int64[n, 3]: passes that ended: loader source, ``Ending``, when.
-        failed_asks: int64[n, 1]: loader source of every ask that raised, but for Ctrl-C and the like.
+        failed_asks: int64[n, 1]: loader source of every request that raised, except for Ctrl-C and the like.
         updates: optimizer updates made.
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
-        said: int64[n, 3]: manual epochs, and requested reports: when, ``Op``, payload.
-        moved: int64[n, 2]: source of transfers, bytes moved, also where their time belongs to another stage.
+        said: int64[n, 3]: manual epochs and requested reports: when, ``Op``, payload.
+        moved: int64[n, 2]: source of a transfer, bytes moved. Includes transfers whose time belongs to another stage.
         other_after: int64[n, 2]: source of a stage, -1 for none; nanoseconds of training in no stage that follow it.
-        apart: int64[n, 4]: intervals that are in no step: first and last instant, ``Activity``, nanoseconds of it.
+        apart: int64[n, 4]: intervals in no step: first and last instant, ``Activity``, nanoseconds of it.
     """
 
     steps: StepRows
@@ -223,7 +223,7 @@ class ClosedSteps(NamedTuple):
     apart: np.ndarray
 
     def without_steps(self) -> ClosedSteps:
-        """Returns the time of stages and the calls, of no step. What lies between them is a wait for the thread that has the steps."""
+        """Returns calls and times without steps. Drops time in no stage: there a helper thread waits for the one with the steps."""
         times = StageTimes(*(column[self.times.source >= 0] for column in self.times))
         return self._replace(
             steps=NOTHING.steps,
@@ -246,25 +246,25 @@ _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "other_after": (2, ()),
     "apart": (4, ()),
 }
-"""Fields of ``ClosedSteps`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
-sort by, where rows do not come in the order of time. Until ``Gathered.close``, steps end with a serial number, and
-occurrences and times name their step by it."""
+"""Fields of ``ClosedSteps`` that are gathered as rows: number of integers per row, and the columns whose sum is the time to
+sort by; empty if rows come in the order of time. Until ``Gathered.tables``, the last column of steps is their serial number,
+and calls and times refer to their step by it."""
 
 _COLUMNS: Final = {"steps": StepRows, "occurrences": StageCalls, "times": StageTimes}
-"""Those of them that leave as columns."""
+"""Tables that are returned as named columns."""
 
 
 _Row: TypeAlias = "tuple[int, int, int]"
 
 
 class Gathered:
-    """What becomes a ``ClosedSteps``.
+    """Collects the rows and sums of the next ``ClosedSteps``.
 
     Attributes:
-        rows: by field: its rows, one after another. A list of integers grows, and becomes a table, faster than an array or rows.
-        times: by phase, loader and step, and by the sources of the open stages, outermost first: time.
-        around: by the same and by source: time around that of others, beyond what ``times`` says.
-        other_after: by phase: see ``ClosedSteps``.
+        rows: by field: its rows in one flat list of integers, which is faster to fill and to convert than an array or lists.
+        times: nanoseconds by (phase, loader, step), then by the sources of the open stages, outermost first.
+        around: inclusive nanoseconds by (phase, loader, step), then by source, to be added to those that follow from ``times``.
+        other_after: by phase, then as in ``ClosedSteps``.
         activity_ns: by ``Activity``.
         updates: see ``ClosedSteps``.
         skipped_updates: see ``ClosedSteps``.
@@ -279,13 +279,13 @@ class Gathered:
         self.updates = self.skipped_updates = 0
 
     def close(self, open_step: int = -1) -> ClosedSteps:
-        """Returns all of it, ``NOTHING`` itself for nothing; ``open_step``: serial number of the step that has not closed."""
+        """Returns what was gathered; ``NOTHING`` itself if that is nothing. ``open_step``: serial number of the open step."""
         sums = self.updates or self.skipped_updates or any(self.activity_ns)
         booked = sums or self.times or self.around or any(self.rows.values())
         return self.tables(open_step) if booked else NOTHING
 
     def tables(self, open_step: int = -1) -> ClosedSteps:
-        """Returns all of it."""
+        """Returns what was gathered as columns."""
         for row in {**self.times, **self.around}:
             by_source: dict[int, list[int]] = defaultdict(lambda: [0, 0])
             for stack, ns in self.times[row].items():
@@ -313,11 +313,11 @@ class Gathered:
 
 
 def _table(rows: list[int], width: int, by: tuple[int, ...]) -> np.ndarray:
-    """Returns int64[rows, width], sorted by the sum of some columns; equal rows in the order they came."""
-    # It takes two thirds of the time of np.array.
+    """Returns int64[rows, width], sorted by the sum of the columns ``by``; equal rows keep their order."""
+    # np.fromiter takes two thirds of the time of np.array.
     found = np.fromiter(rows, dtype=np.int64, count=len(rows)).reshape(-1, width)
     return found[np.argsort(found[:, by].sum(axis=1), kind="stable")] if by else found
 
 
 NOTHING = Gathered().tables()
-"""Nothing became final."""
+"""Result of a call in which nothing became final."""
