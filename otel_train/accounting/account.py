@@ -1,4 +1,4 @@
-"""The account of one thread: takes one edge at a time, returns closed steps."""
+"""Accounting of one thread: processes one event at a time, returns closed steps."""
 
 from __future__ import annotations
 
@@ -65,29 +65,29 @@ _HOW: Final = int(Flag.GRAD | Flag.TRAINING)
 _HOLDS_BATCH: Final = 1 << FORWARD | GRADIENTS
 
 _COUNTED: Final = [(GRADIENTS | UPDATES | 1 << SCALER | 1 << H2D) >> kind & 1 for kind in range(16)]
-"""By kind: its end is counted or shows something. To shift and mask takes four times as long, at every edge."""
+"""By kind: whether its end is counted or is evidence of a phase. Shift and mask take four times as long, at every event."""
 
 _REPORTED: Final = -1
 
 MOST_PASSES: Final = 512
-"""Passes that are remembered; one that is never ended or disposed of must not be remembered for ever."""
+"""Passes that are remembered. The end of a pass may never be seen, so older ones are forgotten."""
 
 MOST_PIECES: Final = 4096
-"""Suspended stages whose time is remembered; for the same reason."""
+"""Suspended user stages that are remembered. The end of a stage may never be seen either."""
 
 
 class ThreadAccount(Nesting):
-    """Accounts the time of one thread. The result does not depend on when it is asked for.
+    """Accounts the time of one thread. The result does not depend on how its events are divided among calls of ``feed``.
 
     Args:
-        started_ns: from when on time is accounted for.
-        sources: what is known of every source; grows while it is in use.
-        reclaimed: activities that own a part of an interval, whatever stage was open.
-        by_step: keep the stages of every step.
-        began: the thread goes on with a run in which another one has worked.
+        started_ns: start of the accounted time.
+        sources: properties of every source; grows while it is in use.
+        reclaimed: activities that own a part of an interval (compiling, a stall), whatever stage was open.
+        by_step: keep the stage times of every step.
+        began: another thread has worked in the run before, so that time before the first request is not ``init``.
 
     Attributes:
-        accounted_ns: up to when time was placed: the last edge that was processed.
+        accounted_ns: end of the time that was placed: the last event that was processed.
     """
 
     def __init__(
@@ -113,41 +113,41 @@ class ThreadAccount(Nesting):
         self._raised: bool | None = None
         self._passes: dict[tuple[int, int], Pass] = {}
         self._starting: Pass | None = None
-        self._saving = False
-        self._aside: Callable[[Item], object] | None = None
+        self._in_checkpoint = False
+        self._place_instead: Callable[[Item], object] | None = None
         self._ended: dict[int, int] = {}
-        """Loaders whose pass is over: ``_REPORTED``, or when they failed, if they may yet give a batch."""
-        self._pieces: dict[int, tuple[int, Home]] = {}
+        """By loader whose pass has ended: ``_REPORTED``, or when a request failed, if the loader may still return a batch."""
+        self._suspended: dict[int, tuple[int, Home]] = {}
         self._homes: tuple[Home, ...] = ()
         self._updated_in_scaler = False
 
-    # -- what is asked of it -----------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
     def open(self) -> list[OpenStage]:
-        """Stages that are open, outermost first."""
+        """Open stages, outermost first."""
         return self._latest.stages
 
     @property
     def computes(self) -> bool:
-        """The thread runs models, not only a loader."""
+        """Whether the thread runs models, and does not only read a loader."""
         return bool(self._latest.met & COMPUTES)
 
     @property
     def marks(self) -> bool:
-        """The program says on the thread where steps end."""
+        """Whether the program marks the ends of steps on the thread."""
         return self._decision.manual
 
     @property
     def trains(self) -> bool:
-        """The thread makes gradients or updates."""
+        """Whether the thread makes gradients or updates."""
         return bool(self._latest.met & TRAINS)
 
     @property
     def is_part(self) -> bool:
-        """It runs a part of the steps of another thread: backwards or updates, not both, and no forward or batch of its own.
+        """Whether the thread runs a part of another thread's steps: backwards or updates, not both, without forwards or batches.
 
-        Or it says where they end, and computes nothing.
+        So does a thread that marks the ends of steps and computes nothing.
         """
         met = self._latest.met
         if self.marks:
@@ -157,45 +157,45 @@ class ThreadAccount(Nesting):
 
     @property
     def gives_gradients(self) -> bool:
-        """It makes gradients that another thread may apply: it has neither batches nor updates of its own."""
+        """Whether it makes gradients that another thread may apply: it has neither batches nor updates of its own."""
         met = self._latest.met
         return bool(met & GRADIENTS) and not (met & UPDATES or self.asks or self.marks)
 
     @property
     def takes_gradients(self) -> bool:
-        """It gets batches and updates, and another thread makes the gradients."""
+        """Whether it gets batches and makes updates, and another thread makes the gradients."""
         return takes_gradients(self._latest.met)
 
     @property
     def asks(self) -> bool:
-        """It gets batches from a loader itself."""
+        """Whether it requests batches from a loader itself."""
         return bool(self._latest.met >> DATA & 1)
 
     @property
     def source(self) -> StepSource:
-        """What steps are counted by."""
+        """The kind of event by which steps are counted."""
         return self._decision.source
 
     @property
     def number(self) -> int:
-        """Number of the open step, where it was set manually; else -1."""
+        """Number of the open step if it was set manually; else -1."""
         return self._book.open.number
 
     @property
     def steps_closed(self) -> int:
-        """Training steps that have closed and are counted."""
+        """Number of training steps that have closed and are counted."""
         return self._book.closed
 
     @property
     def final_ns(self) -> int:
-        """Time before this instant is final: its phase and step are known."""
+        """Instant before which phase and step of all time are known."""
         waiting = [*self._batches.pending, *(each.making for each in self._passes.values())]
         return min((items[0][BEGUN_NS] for items in waiting if items), default=self.accounted_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
-        """Takes the next edges: nanoseconds, never falling, and codes. Holds them until it is known what they mean.
+        """Processes the next events: times in nanoseconds, never falling, and codes.
 
-        That is: what steps are counted by, and whether an optimizer in which a loader is asked has raised.
+        Holds events until it is known how steps are counted, and whether an optimizer in which a loader is requested has raised.
         """
         edges, decision, kinds = zip(times, codes, strict=True), self._decision, self._sources.kinds
         if decision.final and self._latest is self:  # nearly always
@@ -212,7 +212,7 @@ class ThreadAccount(Nesting):
                 self._hold(ns, code)
 
     def _is_accounted(self, ns: int, code: int) -> bool:
-        """Accounts for an edge; returns False if it is not known yet what it means."""
+        """Processes an event; returns False if its meaning is not known yet."""
         try:
             self.edge(ns, code)
         except NotKnownYetError:
@@ -220,7 +220,7 @@ class ThreadAccount(Nesting):
         return True
 
     def _hold(self, ns: int, code: int) -> None:
-        """Holds an edge, and releases what is held if it is known now what that means."""
+        """Holds an event, then processes the held ones if their meaning is known now."""
         self._held.append((ns, code))
         if self._ahead is None:
             self._latest.edge(ns, code)
@@ -235,7 +235,7 @@ class ThreadAccount(Nesting):
                 self._release()
 
     def _release(self) -> None:
-        """Accounts for the edges that were held, up to one that is not understood yet."""
+        """Processes the held events, up to one whose meaning is not known yet."""
         self.met |= self._latest.met
         held, self._held = self._held, []
         for place, (ns, code) in enumerate(held):
@@ -263,7 +263,7 @@ class ThreadAccount(Nesting):
         return raised
 
     def pass_time(self, now_ns: int) -> None:
-        """Accounts time outside of batches up to ``now_ns``; nothing was written since the last edge."""
+        """Accounts time outside of batches up to ``now_ns``. No event may have been written since the last one processed."""
         idle = self._phases.began and self._batches.open is None and not self.stages
         if idle and not self._held and now_ns > self.accounted_ns:
             self.now_ns = now_ns
@@ -274,10 +274,10 @@ class ThreadAccount(Nesting):
         return self._book.take()
 
     def release_all(self) -> None:
-        """Accounts for the edges that are held: no more come."""
+        """Processes the held events: no further ones come."""
         self._decision.decide()
         while self._held:
-            self._raised = True if self._ahead is not None else None  # no end of it will come
+            self._raised = True if self._ahead is not None else None  # the end of the optimizer will not come
             self._release()
 
     def close(self, at_ns: int) -> ClosedSteps:
@@ -292,25 +292,25 @@ class ThreadAccount(Nesting):
             self._forget(each)
         for source in list(self._ended):
             self._end_failed_pass(source)
-        for home in (*self._homes, *(home for _, home in self._pieces.values())):
+        for home in (*self._homes, *(home for _, home in self._suspended.values())):
             self._book.book_home(home, over=True)
         return self.take()
 
     # -- time --------------------------------------------------------------------------------------
 
     def _go_on_after_stop(self, begins: int) -> None:
-        """Decides whether a row of asks in which a pass has ended goes on. ``begins``: source of what begins, or -1."""
+        """Decides whether a series of requests in which a loader was exhausted goes on. ``begins``: source that begins, or -1."""
         self._batches.after_stop(begins)
         self._go_on_computing()
 
     def goes_on(self, stage: OpenStage) -> None:
-        """Records that a stage has an interval and is not over: further ones may lie in other batches."""
+        """Gives a call with an interval a ``Home``: it is not over, and further intervals may lie in other batches."""
         if stage.counts and stage.home is None:
             stage.home = Home(stage.source)
             self._homes = (*self._homes, stage.home)
 
     def _add_inside(self, begins: int = -1) -> None:
-        """Places the time since the edge before, at whose end the open stages go on. ``begins``: as above."""
+        """Places the time since the last event, at whose end all open stages go on. ``begins``: source that begins, or -1."""
         if self._batches.stopped is not None:
             self._go_on_after_stop(begins)
         if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
@@ -319,21 +319,21 @@ class ThreadAccount(Nesting):
         self._batches.limit_items()
 
     def _add(self, shows: int = NOTHING, call: Call = None, batch: Fetched = None) -> None:
-        """Puts the time that is not accounted for yet, and what happened at its end, where it belongs."""
+        """Places the time since ``accounted_ns``, and what happened at its end."""
         begun_ns, homes = self.accounted_ns, self._homes
         now_ns = self.accounted_ns = self.now_ns
         for home in homes:
             home.waiting += 1
-        (self._aside or self._batches.place)(
+        (self._place_instead or self._batches.place)(
             (self.stack, begun_ns, now_ns - begun_ns, shows, call, batch, homes, 0)
         )
 
     def _choose_place(self) -> None:
-        """Decides whether time belongs to a checkpoint, to the making of an iterator, or to neither, from here on."""
-        if self._saving:
-            self._aside = lambda item: self._book.apart((item,), Activity.CHECKPOINT)
+        """Selects where time goes from here on: to a checkpoint, to the creation of an iterator, or (None) to the open batch."""
+        if self._in_checkpoint:
+            self._place_instead = lambda item: self._book.apart((item,), Activity.CHECKPOINT)
         else:
-            self._aside = None if self._starting is None else self._starting.making.append
+            self._place_instead = None if self._starting is None else self._starting.making.append
 
     # -- a stage begins ----------------------------------------------------------------------------
 
@@ -348,9 +348,9 @@ class ThreadAccount(Nesting):
             self._begin_data(stage)
         elif kind == CHECKPOINT and stage.counts:
             batches.boundary(Boundary.CHECKPOINT)
-            self._saving = True
+            self._in_checkpoint = True
             self._choose_place()
-        elif COMPUTES_BY_KIND[kind] and not self._saving:
+        elif COMPUTES_BY_KIND[kind] and not self._in_checkpoint:
             if stage.counts or not self.stack:
                 batches.compute(stage.source, stage.flags)
             if kind == FORWARD:
@@ -366,7 +366,7 @@ class ThreadAccount(Nesting):
         shows = FORWARDS[stage.flags & _HOW]
         if stage.counts:
             item = (*self.stack, stage.source), ns, 0, shows, None, None, (), stage.payload
-            (self._aside or self._batches.place)(item)
+            (self._place_instead or self._batches.place)(item)
         elif shows == FORWARD_GRAD:
             self._phases.trains_inside(stage.source, self.stack)
 
@@ -376,7 +376,7 @@ class ThreadAccount(Nesting):
             self._starting = asked
             self._choose_place()
             self._end_failed_pass(stage.source)
-        elif not self._saving:
+        elif not self._in_checkpoint:
             call = next((each for each in self.stages if each.counts and _HOLDS_BATCH >> each.kind & 1), None)
             if call is None:
                 self._batches.ask(asked)
@@ -389,10 +389,10 @@ class ThreadAccount(Nesting):
         self._batches.limit_items()
         if stage.kind != STAGE:
             return
-        if stage.counts and stage.payload in self._pieces:
-            stage.home = self._pieces[stage.payload][1]
+        if stage.counts and stage.payload in self._suspended:
+            stage.home = self._suspended[stage.payload][1]
             self._homes = (*self._homes, stage.home)
-        if self._decision.manual and not self._saving and self._batches.open is None:
+        if self._decision.manual and not self._in_checkpoint and self._batches.open is None:
             self._batches.compute()
 
     # -- a stage ends ------------------------------------------------------------------------------
@@ -414,18 +414,18 @@ class ThreadAccount(Nesting):
         if home is None:
             self._add(shows, call)
         else:
-            later = (each for each in self._homes if each is not home)  # they go on
+            later = (each for each in self._homes if each is not home)  # they are still open
             self._homes = (*later, home)
             self._add(shows, call)
             self._homes = self._homes[:-1]
         if stage.asks and kind == FORWARD and self._batches.open is not None:
-            self._batches.compute()  # it has used the batch that it has drawn
+            self._batches.compute()  # the forward has used the batch that it requested
         elif kind == CHECKPOINT and stage.counts:
-            self._saving = False
+            self._in_checkpoint = False
             self._choose_place()
 
     def _count_end(self, stage: OpenStage, op: int, payload: int) -> int:
-        """Counts the end of an update, of a step of a scaler or of a transfer; returns what that or the end of gradients shows."""
+        """Counts the end of an update, a ``GradScaler.step`` or a transfer. Returns the evidence of a phase that the end gives."""
         kind, shows = stage.kind, NOTHING
         if GRADIENTS >> kind & 1:
             shows = GRADIENTS_MADE if stage.counts else NOTHING
@@ -437,25 +437,25 @@ class ThreadAccount(Nesting):
                 self._updated_in_scaler = True
                 shows = UPDATED
             elif payload:
-                self._note("moved", stage.source, payload - 1)
+                self._add_row("moved", stage.source, payload - 1)
         if shows and op != FAIL:
             asking = bool(self.stages) and not self.is_outermost(DATA)
             self._batches.happened(stage.source, shows, asking=asking)
         return shows
 
     def _end_user_stage(self, stage: OpenStage, op: int, token: int) -> Call:
-        """Ends a user stage; returns the call if it is over. ``token``: of a stage that goes on, or has gone on, after it was suspended."""
+        """Ends an interval of a user stage; returns the call if it is over. ``token``: payload that links its intervals."""
         ns = self.now_ns - stage.begun_ns
         if op == SUSPEND:
             self.goes_on(stage)
-        if token in self._pieces and stage.counts:
-            ns += self._pieces.pop(token)[0]
+        if token in self._suspended and stage.counts:
+            ns += self._suspended.pop(token)[0]
         if op != SUSPEND and stage.counts:
             return stage.source, stage.begun_ns, ns, int(op == FAIL)
         if stage.home is not None:
-            self._pieces[token] = ns, stage.home
-            if not token or len(self._pieces) > MOST_PIECES:
-                _, forgotten = self._pieces.pop(next(iter(self._pieces)) if token else token)
+            self._suspended[token] = ns, stage.home
+            if not token or len(self._suspended) > MOST_PIECES:
+                _, forgotten = self._suspended.pop(next(iter(self._suspended)) if token else token)
                 self._book.book_home(forgotten, over=True)
         return None
 
@@ -477,12 +477,12 @@ class ThreadAccount(Nesting):
             self._choose_place()
         elif op in (STOP, FAIL) and stage.counts:
             if payload == Ending.ERROR:
-                self._note("failed_asks", source)
+                self._add_row("failed_asks", source)
                 self._ended[source] = self.accounted_ns
             elif op == STOP and self._ended.get(source) != _REPORTED:
-                # A loader at its end ends once, however often it is asked.
+                # The end of an exhausted loader is reported once, however often it is requested.
                 self._ended[source] = _REPORTED
-                self._note("endings", source, payload, self.accounted_ns)
+                self._add_row("endings", source, payload, self.accounted_ns)
             self._batches.stop(asked)
             self._go_on_computing()
             used_later = stage.payload and asked is self._phases.left_over
@@ -490,33 +490,33 @@ class ThreadAccount(Nesting):
                 del self._passes[source, stage.payload]
 
     def _go_on_computing(self) -> None:
-        """Counts no time as outside in an update in which a pass ends, as in a closure that reads a whole loader."""
+        """Opens a batch if a pass has ended inside a computing stage (a closure that reads a loader): that time is not outside."""
         if self._batches.open is None and any(COMPUTES >> stage.kind & 1 for stage in self.stages):
             self._batches.compute()
 
     def _end_failed_pass(self, source: int) -> None:
-        """Counts an exception as the end of a pass if the loader is then begun anew."""
+        """Reports an exception as the end of a pass when its loader is iterated again."""
         failed_ns = self._ended.pop(source, _REPORTED)
         if failed_ns != _REPORTED:
-            self._note("endings", source, Ending.ERROR, failed_ns)
+            self._add_row("endings", source, Ending.ERROR, failed_ns)
 
-    def _note(self, field: str, *row: int) -> None:
+    def _add_row(self, field: str, *row: int) -> None:
         """Adds a row to a field of ``ClosedSteps``."""
         self._book.gathered.rows[field].extend(row)
 
-    # -- marks, and passes that are gone ------------------------------------------------------------
+    # -- marks, and deleted iterators ---------------------------------------------------------------
 
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """See ``Nesting.mark``."""
         batches = self._batches
         restarts = op == PASS_END and source == batches.stopped
         self._add_inside(source if restarts else -1)
-        if restarts:  # perhaps: of a loader that has ended the iterator goes before the next is made
+        if restarts:  # perhaps: the iterator of an exhausted loader is deleted before the next one is created
             batches.stopped = source
         if op == PASS_END:
             gone = self._passes.pop((source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:
-                self._note("endings", source, Ending.DISPOSED, ns)
+                self._add_row("endings", source, Ending.DISPOSED, ns)
             batches.dispose(gone)
             self._go_on_computing()
             self._forget(gone)
@@ -525,7 +525,7 @@ class ThreadAccount(Nesting):
         elif op == MARK:
             self._decision.mark()
             self._book.now_ns = self.accounted_ns
-            self._phases.began = True  # if nothing before it was a sign of training, all of it was the step
+            self._phases.began = True  # time before a first mark is its step, not ``init``
             batches.boundary(Boundary.MARK)
         else:
             if op == REPORT:
@@ -533,15 +533,15 @@ class ThreadAccount(Nesting):
             else:
                 batches.epoch()
             self._go_on_computing()
-            self._note("said", ns, op, payload)
+            self._add_row("said", ns, op, payload)
 
     def _forget(self, gone: Pass) -> None:
-        """Books the making of an iterator that is asked no more as a wait for nothing."""
+        """Books the creation of an iterator that is not requested any more as a wait that gave no batch."""
         making, gone.making = gone.making, []
         self._book.beside(making, self._phases.phase_of(gone), gone.source)
 
     def _pass_of(self, source: int, number: int) -> Pass:
-        """Returns the pass that an ask belongs to; loaders that do not number their passes have one at a time."""
+        """Returns the pass of a request. Loaders that do not number their iterators have one pass at a time."""
         found = self._passes.get((source, number))
         if found is None:
             while len(self._passes) >= MOST_PASSES:
