@@ -1,8 +1,9 @@
-"""Batches: the time of a thread between two boundaries, and which passes over loaders each belongs to.
+"""Batches: the time of a thread between two boundaries, and the passes over loaders to which each belongs.
 
-Time waits in the open batch until the next boundary: a request that begins a batch, the end of a pass, a checkpoint, a manual
-mark, the close; and, where no request comes, an update by the optimizer that updated first or last in the open step.
-``phases`` then decides what the batch was for. docs/explanation/how-time-is-accounted.md has the rules.
+An item is an interval of time with one innermost stage (see ``steps``). Items wait in the open batch until the next boundary: a
+request that begins a batch, the end of a pass, a checkpoint, a manual mark, the close; without requests, also an update by the
+optimizer that updated first or last in the open step. ``phases`` then decides what the batch was for, by the rules in
+docs/explanation/how-time-is-accounted.md.
 """
 
 from __future__ import annotations
@@ -35,46 +36,46 @@ if TYPE_CHECKING:
     from otel_train.accounting.phases import BatchPhases
 
 LOOKS_AHEAD: Final = 8
-"""Batches that a loop may fetch before the first is used. After that, the name of the loader decides."""
+"""Batches that a loop may fetch before it uses the first one. Beyond that, the name of the loader decides their phase."""
 
 MOST_CACHED: Final = 64
-"""Batches of a pass that may be forwarded without gradients before one trains. After that, they are evaluation."""
+"""Batches of a pass that may run without gradients before one trains. Beyond that they are evaluation."""
 
 MOST_ITEMS: Final = 32768
-"""Items that wait at most; beyond that they are booked by the evidence so far, so that memory stays bounded."""
+"""Most items that wait. Beyond that they are booked by the evidence so far, so that memory stays bounded."""
 
 _BEGUN: Final = itemgetter(BEGUN_NS)
 
 
 class Boundary(IntEnum):
-    """What ends a batch, or a step inside it. ``SAID``: a manual epoch or report; ``MARK``: a manual step."""
+    """What ends a batch, or a step inside it. ``ASK``: a request; ``SAID``: a manual epoch or report; ``MARK``: a manual step."""
 
     ASK, PASS_END, CHECKPOINT, SAID, MARK, CLOSE = range(6)
 
 
-# Read as names of the module: see ``steps``.
+# Names of the module, because reading a name of a class takes ten times as long.
 _ASK, _PASS_END, _, _SAID, _MARK, _CLOSE = Boundary
 _BY_BACKWARD, _BY_BATCH = StepSource.BACKWARD, StepSource.BATCH
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """One pass over a loader: an iterator.
+    """One pass over a loader, with one iterator.
 
     Attributes:
-        source: the loader.
-        phase: what its batches have shown; -1 for nothing yet.
-        batches: asks so far.
-        ahead: batches that the loop fetched before it used the first; below 0 once it has drawn several in a row again.
-        unused: number of the last batch that was not used when the pass was asked again.
-        computed: a stage that computes has run in one of its batches.
-        ended: it has no further batch, or its iterator is gone.
-        drawn_again: it gave one batch, as the pass of its loader before: ``next(iter(loader))`` in a loop.
-        is_behind: an evaluation looks one batch ahead in it: the step of its last batch is to come.
-        caches: batches of it that were forwarded without gradients were of the step of a later one.
-        is_of_model: its last request was inside a forward, of a model that draws its own batches.
-        making: time in which its iterator was made.
-        making_ns: how long that took; -1 once its first batch is there.
+        source: source number of the loader.
+        phase: phase that its batches have shown; -1 for none yet.
+        batches: number of requests.
+        ahead: batches that the loop fetched before it used the first one; below 0 once it fetches several in a row later.
+        unused: number of the last request whose batch had not been used at the next request.
+        computed: whether a computing stage has run in one of its batches.
+        ended: whether it has no further batch, or its iterator is deleted.
+        drawn_again: whether it and the pass before it gave one batch each: ``next(iter(loader))`` in a loop.
+        is_behind: whether an evaluation looks one batch ahead in it, and the step of its last batch is still to come.
+        caches: whether batches that ran without gradients were of the step of a later batch of the pass.
+        is_of_model: whether its last request was inside the forward of a model, which requests its own batches.
+        making: items of the creation of its iterator.
+        making_ns: duration of that creation; -1 once the first batch is fetched.
     """
 
     source: int
@@ -94,23 +95,23 @@ class Pass:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Time since a boundary, of one batch.
+    """Time since a boundary that belongs to one batch.
 
     Attributes:
-        passes: those that were asked for it; none where no ask came.
-        loader: the one fetched last, else the first asked; -1 for none.
-        items: its time. Always the same list: ``Batches.place`` adds to it.
-        shows: a stage that computes has run in it.
-        fetched: it has a batch that a loader gave, and is no step yet.
-        row: batches before it that may be one with it: their loaders and its own were asked in a row for the first time.
-        left_over: the pass before whose end it was fetched, and after which it is used.
-        asked_in: the training step that was open when it was asked for.
-        between: it was not asked for, and follows the end of a pass.
-        in_hand: where it was not asked for: the pass whose batch another loader, as of an evaluation, has interrupted.
-        fresh: it waits since this boundary.
-        trained: it was trained on before its last boundary.
-        dropped: it was in hand, and no model had used it, when the loop left its pass or ended.
-        cached: models ran in it in training mode, all without gradients: it may be for a later batch of its pass, which trains.
+        passes: passes that were requested for it; empty if there was no request.
+        loader: loader fetched last, else the one requested first; -1 for none.
+        items: its time. Always the same list, because ``Batches.place`` is its ``append``.
+        shows: whether a computing stage has run in it.
+        fetched: whether a loader has returned a batch for it that is not counted as a step yet.
+        row: batches before it that may be one batch with it: all their loaders were requested in a row for the first time.
+        left_over: the pass before whose end it was fetched, if it is used after that end.
+        asked_in: training step that was open at its request.
+        between: whether it begins without a request after the end of a pass.
+        in_hand: the pass whose batch it continues, after a request to another loader (as of an evaluation) had interrupted that.
+        fresh: whether it has begun to wait since the last ``BatchPhases.book_waiting``.
+        trained: whether it was trained on before its last boundary.
+        dropped: whether no model had used it when the loop left its pass or ended.
+        cached: whether its forwards ran in training mode without gradients: it may be for a later batch of its pass, which trains.
     """
 
     passes: list[Pass] = field(default_factory=list)
@@ -129,38 +130,38 @@ class Batch:
     cached: bool = False
 
     def add(self, asked: Pass) -> None:
-        """Adds a pass that is asked for the batch."""
+        """Adds a pass that is requested for the batch."""
         self.passes.append(asked)
         self.add_part(asked)
 
     def add_part(self, asked: Pass) -> None:
-        """Adds a request to a pass that gives a part of the batch."""
+        """Adds a request to a pass that contributes to the batch."""
         asked.batches += 1
         asked.ended = False
-        if asked.making:  # the making of an iterator is a wait for its first batch
+        if asked.making:  # the creation of the iterator is a part of the wait for its first batch
             self.add_items(asked.making)
             asked.making_ns = sum(item[NS] for item in asked.making)
             asked.making = []
 
     def add_items(self, items: list[Item]) -> None:
-        """Adds time that may lie before its own."""
+        """Adds items, which may be earlier than its own."""
         self.items += items
         self.items.sort(key=_BEGUN)
 
     def take_items(self) -> list[Item]:
-        """Returns its time, and keeps none of it."""
+        """Removes and returns all its items."""
         items = self.items.copy()
         self.items.clear()
         return items
 
     def take_items_from(self, ns: int) -> list[Item]:
-        """Returns its time from ``ns`` on, and keeps what lies before."""
+        """Removes and returns its items from ``ns`` on."""
         late = [item for item in self.items if item[BEGUN_NS] >= ns]
         self.items[:] = [item for item in self.items if item[BEGUN_NS] < ns]
         return late
 
     def part(self, items: list[Item]) -> Batch:
-        """Returns some of its time, as a batch that waits."""
+        """Returns a batch of the same passes with some of its items."""
         return Batch(
             self.passes, self.loader, items,
             fetched=self.fetched, left_over=self.left_over, asked_in=self.asked_in, in_hand=self.in_hand, dropped=self.dropped,
@@ -168,61 +169,61 @@ class Batch:
 
     @property
     def has_forward(self) -> bool:
-        """A forward began in it."""
+        """Whether a forward began in it."""
         return any(item[SHOWS] in FORWARDS for item in self.items)
 
     @property
     def has_gradients(self) -> bool:
-        """A backward has ended in it."""
+        """Whether a backward has ended in it."""
         return any(item[SHOWS] == GRADIENTS_MADE for item in self.items)
 
     @property
     def has_raised(self) -> bool:
-        """A call in it ended by an exception."""
+        """Whether a call in it ended by an exception."""
         return any((call := item[CALL]) is not None and call[3] for item in self.items)
 
     @property
     def is_given(self) -> bool:
-        """The program asked for it, not a model in its forward."""
+        """Whether the program requested it, and not a model in its forward."""
         return any(
             not each.is_of_model for each in (*self.origins, *((self.in_hand,) if self.in_hand else ()))
         )
 
     @property
     def is_over(self) -> bool:
-        """All its passes have ended."""
+        """Whether all its passes have ended."""
         return all(each.ended for each in self.passes) and (self.in_hand is None or self.in_hand.ended)
 
     @property
     def shown(self) -> int:
-        """Phase that its passes have shown, or the one that it is of otherwise; -1 for none yet."""
+        """Phase that its passes, or the pass that it continues, have shown; -1 for none yet."""
         origins = self.origins if self.in_hand is None else [*self.origins, self.in_hand]
         return next((each.phase for each in origins if each.phase >= 0), -1)
 
     @property
     def origins(self) -> list[Pass]:
-        """Passes that were asked for it, and the one before whose end it was fetched."""
+        """Passes that were requested for it, and the one before whose end it was fetched."""
         return self.passes if self.left_over is None else [*self.passes, self.left_over]
 
     @property
     def loaders(self) -> list[int]:
-        """Every loader that was asked for it; -1 for none."""
+        """Loaders that were requested for it; ``loader`` if there was no request."""
         return [each.source for each in self.passes] or [self.loader]
 
 
 class Batches:
-    """Collects the time of a thread in batches, and has each judged at its boundaries.
+    """Divides the time of a thread into batches, and has each judged at its boundaries.
 
     Args:
-        sources: what is known of every source.
-        book: has the open step.
-        decision: what steps are counted by.
-        phases: judges batches, and books their time.
+        sources: properties of every source.
+        book: holds the open step.
+        decision: how steps are counted.
+        phases: decides the phase of batches, and books their time.
 
     Attributes:
-        open: the open one; None where no batch is open.
-        stopped: the loader that had no further batch, right after an end inside a row of asks; else None.
-        place: takes time, and what happened at its end. The list of an open batch takes it without a function of this class, at every edge.
+        open: the open batch; None if no batch is open.
+        stopped: loader that was exhausted in a series of requests, until the next event shows whether it restarts; else None.
+        place: takes an item. It is the ``append`` of the open batch's list, to save a call at every event.
     """
 
     def __init__(
@@ -238,13 +239,13 @@ class Batches:
         self._drawn: set[int] = set()
         """Loaders whose last pass gave one batch: ``next(iter(loader))``."""
         self._mates: dict[int, list[int]] = {}
-        """By loader: those that were asked together with it last, as by ``zip``."""
+        """By loader: the loaders that were last requested together with it, as by ``zip``."""
         self._interrupted: tuple[Pass, Step] | None = None
-        """The pass whose batch was open when another loader was asked, and the step that has not closed since."""
+        """The pass of the batch that a request to another loader interrupted, and the step that was open then."""
 
     @property
     def pending(self) -> list[list[Item]]:
-        """Items of all batches that wait, of the open one, and those of a step that has shown nothing yet."""
+        """Items of the batches that wait, of the open batch, and of a step without evidence of training yet."""
         open_too = [] if self.open is None else [*self.open.row, self.open]
         return [
             self._phases.lead,
@@ -254,14 +255,14 @@ class Batches:
     # -- what opens a batch ------------------------------------------------------------------------
 
     def ask_inside(self, asked: Pass, call: OpenStage) -> None:
-        """Handles a request inside a forward, a backward or a gradient.
+        """Handles a request inside a forward or a backward.
 
-        It is for a part of the batch that the call was given, as from a memory bank. A forward without one begins the
-        batch that it draws. Its further requests are those of a loop inside it.
+        It contributes to the batch that the call was given, as from a memory bank. A forward that was given none begins
+        the batch that it requests; its further requests are those of a loop inside it.
         """
         batch, loops = self.open, call.asks
         if loops and batch is not None and not batch.passes and batch.has_forward:
-            loops = False  # its first request has found the end of a pass
+            loops = False  # the first request found the end of a pass
         if batch is not None and not loops and (call.kind != FORWARD or batch.is_given):
             batch.add_part(asked)
         else:
@@ -269,7 +270,7 @@ class Batches:
             call.asks = asked.is_of_model = call.kind == FORWARD
 
     def ask(self, asked: Pass, *, since_ns: int = -1) -> None:
-        """Handles a request to a loader for a batch. ``since_ns``: the batch begins before it, with a call that is open."""
+        """Handles a request for a batch. ``since_ns``: the batch begins earlier, at the start of a call that is open."""
         self._phases.begin()
         asked.is_of_model = False
         self._join_or_part(asked)
@@ -295,7 +296,7 @@ class Batches:
         opened.add(asked)
 
     def _interrupt(self, batch: Batch | None, asked: Pass) -> None:
-        """Remembers a batch of training whose step has not closed when another loader is asked."""
+        """Remembers a training batch whose step is open when another loader is requested."""
         if self._interrupted is not None and asked is self._interrupted[0]:
             self._interrupted = None
         elif batch is not None and batch.passes and asked not in batch.passes:
@@ -304,7 +305,7 @@ class Batches:
                 self._interrupted = batch.passes[-1], self._book.open
 
     def compute(self, source: int = -1, flags: int = 0) -> None:
-        """Handles the start of a stage that only training and evaluation have; -1: of one that goes on after a pass."""
+        """Handles the start of a computing stage; ``source`` -1: of one that goes on after a pass has ended inside it."""
         batch = self.open
         if batch is None:
             if source >= 0 and not self._completes(source, flags):
@@ -319,7 +320,7 @@ class Batches:
             self.boundary(_SAID)
 
     def _completes(self, source: int, flags: int) -> bool:
-        """Returns whether what begins may go on with forwards of passes before it: their backward or update, or another model on what they gave."""
+        """Returns whether the stage may complete forwards of earlier passes: a backward, an update, a model on their outputs."""
         kinds = self._sources.kinds
         if kinds[source] != FORWARD:
             has_gradients = any(batch.has_gradients for batch in self._phases.waiting)
@@ -328,7 +329,7 @@ class Batches:
         return bool(flags & Flag.GRAD) and all(item[STACK][-1] != source for item in items)
 
     def _batch_in_hand(self, *, between: bool = True) -> Batch:
-        """Returns a batch that is not asked for: the one that was fetched before the end of its pass, if there is one."""
+        """Returns a batch without a request: the one fetched before the end of its pass, or the interrupted one, if any."""
         left_over = self._phases.left_over
         if left_over is None:
             in_hand = self._interrupted_pass()
@@ -338,35 +339,35 @@ class Batches:
         return Batch(loader=left_over.source, left_over=left_over, between=not left_over.drawn_again)
 
     def _has_another(self) -> bool:
-        """Returns whether a batch of training is in hand, or a part of its step, that another loader has interrupted."""
+        """Returns whether another loader has interrupted a training batch, or a part of its step, that is still to be used."""
         return self._interrupted_pass() is not None or self._phases.in_hand >= 0
 
     def _interrupted_pass(self) -> Pass | None:
-        """Returns the pass whose batch another loader has interrupted in the open step; None if none has."""
+        """Returns the pass of the batch that another loader has interrupted in the open step; None if there is none."""
         if self._interrupted is None or self._interrupted[1] is not self._book.open:
             return None
         return self._interrupted[0]
 
     def _drop_left_over(self) -> None:
-        """Counts no step for a batch that was in hand when its pass was left, and is not used: others of the pass were."""
+        """Counts no step for an unused batch that was fetched before the loop left its pass, if other batches of it were used."""
         left_over = self._phases.left_over
         if left_over is not None and left_over.computed:
             for batch in self._phases.waiting:
                 batch.fetched = batch.fetched and left_over not in batch.passes
 
     def fetched(self, asked: Pass) -> None:
-        """Handles a batch that a loader returned, unless it is a part of one."""
+        """Handles a batch that a loader returned, unless it contributes to the batch of another loader."""
         if self.open is not None and asked in self.open.passes:
             self.open.loader, self.open.fetched = asked.source, True
 
     def epoch(self) -> None:
-        """Handles the start or the end of an epoch, as the program says it: a batch that was asked for and used is over."""
+        """Handles the start or end of a manual epoch: a batch that was requested and used is over."""
         self.boundary(_SAID)
         if self.open is not None and self.open.passes and self.open.shows:
             self._open(None)
 
     def limit_items(self) -> None:
-        """Judges the open batch before its end if it has too many items."""
+        """Judges the open batch early if it has too many items."""
         if self.open is not None and len(self.open.items) > MOST_ITEMS:
             self.boundary(_SAID)
 
@@ -375,20 +376,20 @@ class Batches:
         self.place = self._phases.place_in_none if batch is None else batch.items.append
 
     def _join_or_part(self, asked: Pass | None) -> None:
-        """Decides whether loaders that were asked in a row for the first time are asked together.
+        """Decides whether loaders that were requested in a row for the first time are requested together.
 
-        They are if the first of them is asked next; if another one is, it goes on alone. ``asked`` None: nothing
-        more is asked, and they were together.
+        They are if the first of them is requested next. If the last of them is, it goes on alone. ``asked`` None: no
+        request follows, and they were together.
         """
         batch = self.open
         if batch is None or not batch.row:
             return
         whole = batch.row[0]
         if asked in batch.passes or not (asked is None or asked in whole.passes or batch.shows):
-            return  # or the row grows: a third loader
+            return  # not known yet: a third loader may join
         for part in (*batch.row[1:], batch):
             whole.passes += part.passes
-            whole.add_items(part.items)  # iterators may be made before the first ask
+            whole.add_items(part.items)  # iterators may be created before the first request
             whole.fetched |= part.fetched
         whole.loader, whole.shows = batch.loader, batch.shows
         self._mates.update(dict.fromkeys(whole.loaders, whole.loaders))
@@ -397,27 +398,27 @@ class Batches:
     # -- what ends a batch -------------------------------------------------------------------------
 
     def stop(self, stopped: Pass) -> None:
-        """Handles the end, or the failure, of a loader that was asked for a batch."""
+        """Handles the end or the failure of a loader that was requested."""
         stopped.ended = True
         batch = self.open
         if batch is not None and stopped in batch.passes:
-            if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
+            if batch.fetched and not batch.shows:  # the end of a ``zip``, or the loader restarts at once
                 self.stopped = stopped.source
             else:
                 self._end_of_pass(batch, stopped)
 
     def after_stop(self, source: int) -> None:
-        """Handles what comes first after an end inside a row of asks, before its time; ``source``: what begins, or -1.
+        """Handles the first event after a loader was exhausted in a series of requests. ``source``: what begins, or -1.
 
-        Where the loader that had ended is asked anew, the batch goes on. Else it is over: what was fetched for it
-        was for nothing.
+        If the exhausted loader is requested again, the batch goes on. Otherwise the batch is over, and what was fetched
+        for it is not used.
         """
         if self.stopped != source and self.open is not None:
             self._end_of_pass(self.open, self.open.passes[-1])
         self.stopped = None
 
     def dispose(self, gone: Pass) -> None:
-        """Handles the disposal of the iterator of a pass."""
+        """Handles the deletion of the iterator of a pass."""
         gone.ended = True
         if gone.batches == 1:
             gone.drawn_again = gone.source in self._drawn
@@ -435,20 +436,20 @@ class Batches:
             self._phases.book_waiting(ended_too=True, unused_too=False)
 
     def _ends_waiting(self, before: Batch) -> bool:
-        """Returns whether the next backward is of this batch, whose pass goes on, or a name says that it is evaluation."""
+        """Returns whether the next backward is of this waiting batch, because its pass goes on, or it evaluates by its name."""
         return before.has_forward and (not before.is_over or self._phases.is_named_evaluation(before))
 
     def _leave_open(self, batch: Batch) -> None:
         if batch.fetched and not batch.shows:
             whole = batch.row[0] if batch.row else batch
             self._join_or_part(None)
-            if all(each.ended for each in whole.passes):  # as after next(iter(loader)): it may be used yet
+            if all(each.ended for each in whole.passes):  # as after next(iter(loader)): it may still be used
                 self._phases.waiting.append(whole)
                 whole.dropped, last = True, whole.passes[-1]
                 whole.fetched = not (last.computed and self._has_another())
                 self._phases.left_over = last if whole.fetched else None
                 self._open(self._batch_in_hand() if whole.fetched and last.drawn_again else None)
-            return  # or it was drawn for a batch of another loader, which goes on
+            return  # else the batch of another loader goes on, for which it was fetched
         self.boundary(_PASS_END)
         self._phases.left_over = None
         rest = [each for each in batch.passes if not each.ended]
@@ -457,24 +458,24 @@ class Batches:
         self._open(None)
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
-        # Where none was used of several that were fetched ahead, the pass is over, but for an evaluation of all of them.
+        # If several batches were fetched ahead and none was used, the pass is over, except in an evaluation of all of them.
         looks_ahead = 0 < ended.ahead < max(2, ended.batches - 1)
         evaluates = 0 < ended.unused == ended.batches - 1 and self._phases.phase_of(ended) > TRAIN
         self._phases.left_over = ended if looks_ahead else None
         self._phases.split_row(batch)
         self._phases.book_waiting(ended_too=False, unused_too=False)
-        if evaluates:  # what its batches are for is known without their use
+        if evaluates:  # their phase is known although no model has used them
             self._phases.left_over = ended
         phase = self._phases.phase_of(ended)
-        if ended.ahead and phase == TRAIN:  # a batch that was fetched ahead may be trained on next
+        if ended.ahead and phase == TRAIN:  # a batch that was fetched ahead may be used next, to train
             self._book.open.asked = True
         begun: list[Item] = []
-        if ended.is_of_model and not batch.fetched:  # the forward that has asked goes on, and may ask again
+        if ended.is_of_model and not batch.fetched:  # the forward goes on, and may make further requests
             begun = [item for item in batch.items if item[SHOWS] in FORWARDS]
             batch.items[:] = [item for item in batch.items if item not in begun]
         if self._phases.is_unused(ended):
             self._book.apart(batch.items, Activity.OUTSIDE)
-        else:  # it is of no batch, or between loaders that are asked together, for one that did not come
+        else:  # a request that gave no batch, or a batch that misses that of another loader
             self._book.waits_alone(batch.items, phase, batch.loader)
         following = self._batch_in_hand() if looks_ahead or begun else None
         if following is not None:
@@ -482,17 +483,17 @@ class Batches:
         self._open(following)
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
-        """Judges the open batch up to here. ``asked``: the pass that is asked next."""
+        """Judges the open batch up to here. ``asked``: the pass that is requested next."""
         if asked is None:
             self._join_or_part(None)
         by_batch = self._decision.source is _BY_BATCH
         raised = by_batch and self.open is not None and self.open.has_raised
         if self.open is not None:
             self._phases.judge(self.open, why, asked)
-            self.open.fetched = False  # the batch goes on, if its pass does
+            self.open.fetched = False  # counted as a step by now, if at all; the batch itself may go on
         else:
             self._drop_left_over()
-        if raised:  # what is left of the batch is no step: it is of the next one
+        if raised:  # the rest of the batch is of the next step
             self._book.open.fetched = False
         if self._decision.manual:
             over = why is _MARK
@@ -507,10 +508,10 @@ class Batches:
             self._phases.book_waiting(ended_too=why is not _PASS_END, unused_too=why is not _PASS_END)
 
     def happened(self, source: int, shows: int, *, asking: bool) -> None:
-        """Handles the end of a backward or an outermost update that is not in the open batch yet.
+        """Handles the end of a backward or of an outermost update, before it is added to the open batch.
 
-        If steps are counted by it, and no ask comes, it may belong to the next step. ``asking``: it is inside an ask, and
-        so of the batch that is asked for.
+        Where steps are counted by such ends, and no request comes, it may belong to the next step. ``asking``: it is inside
+        a request, and so of the batch that is requested.
         """
         closing = GRADIENTS_MADE if self._decision.source is _BY_BACKWARD else UPDATED
         if shows != closing or self._phases.is_certain:
@@ -523,12 +524,12 @@ class Batches:
         self._book.open.updated = (*self._book.open.updated[:1], source)
 
     def close(self) -> None:
-        """Closes everything that is open: nothing more comes. What is left of a step is partial, but for a wait alone."""
+        """Closes all that is open: no further event comes. The rest of a step is partial, unless it is only a wait."""
         if self.open is not None:
             self.open.dropped = self.open.fetched and not self.open.shows
         self.boundary(_CLOSE)
         self._phases.close()
-        # Time of the phase beside its steps is no more than all waits for data: a law of every summary.
+        # Invariant of every summary: time of phase train outside of steps is at most the waits for data.
         left = self._book.open
         own_ns = left.duration_ns - left.wait_ns
         waits_alone = left.training_from_ns < 0 and own_ns <= min(left.wait_ns, self._book.waited_ns)
