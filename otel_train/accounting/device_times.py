@@ -1,4 +1,4 @@
-"""Pairs the edges that a device got to, and tells how far it is behind the host."""
+"""Pairs the starts and ends of stages that a device has reached, and computes how far the device lags behind the host."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 
 _DRIFT = 1e-4
-"""How far two clocks may drift apart, as a share of the time between looks. Crystals keep to half of it."""
+"""Largest drift between the clocks of host and device, as a share of the time. Crystal oscillators keep to half of it."""
 
 _SURE_NS = 200_000
-_SURE_SHARE = 0.1  # of a step; what is known less well says nothing about launches
+_SURE_SHARE = 0.1  # of a step: a lag that is less precise than both limits is not used
 _GRAD = Flag.GRAD << FLAG_SHIFT
 _COMPUTE = frozenset((SourceKind.FORWARD, SourceKind.BACKWARD, SourceKind.OPTIMIZER, SourceKind.SCALER))
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step as far as it has been read.
+    """A step, as far as its records have been read.
 
     Attributes:
-        begun_ns: host time of its first edge.
-        trains: it has a forward with gradients.
-        waited: its last edges follow a wait for data: work that is launched since has none behind it.
-        unsure_ns: how well the worst known of its lags is known.
+        begun_ns: host time of its first event.
+        trains: whether it has a forward with gradients.
+        waited: whether no computing stage has ended since a wait for data: the device has no earlier work queued.
+        unsure_ns: precision of its least precise lag.
         least_lag_ns, most_lag_ns, launch_idle_ns, idle_ns: as in ``Pace``.
     """
 
@@ -59,13 +59,13 @@ class _Step:
     idle_ns: int = 0
 
     def lag(self, lag_ns: int) -> None:
-        """Records that the device got to an edge so long after the host."""
+        """Records the lag of one event: how long after the host the device reached it."""
         self.most_lag_ns = max(self.most_lag_ns, lag_ns)
         if not self.waited:
             self.least_lag_ns = min(self.least_lag_ns, lag_ns)
 
     def idle(self, most_ns: int, inside: frozenset[SourceKind]) -> None:
-        """Records that between two edges that lie ``inside`` these, the device waited for the host, at most so long."""
+        """Records that the device waited for the host, at most ``most_ns``, between two events inside these kinds of stages."""
         if SourceKind.DATA not in inside:
             self.idle_ns += most_ns
             if inside & _COMPUTE:
@@ -73,34 +73,34 @@ class _Step:
 
 
 class PaceReader:
-    """Puts the device's instants on the host's clock, without asking either to wait.
+    """Converts the device's times to the host's clock, without making either of them wait.
 
-    The device tells times between events only. Where its clock stands against the host's is bounded from
-    both sides: it gets to no event before the host recorded it, nor before a look that found it not there,
-    nor after the look that did. The bounds close in from record to record, and open as the clocks drift. Stamps close
-    them best: the device gets to those at once.
+    The device only gives the time between two events. The offset between the clocks is bounded from both sides: the
+    device reaches no event before the host recorded it, nor before a query that found it pending, nor after the query
+    that found it complete. Each record narrows the bounds, and drift of the clocks widens them. Stamps narrow them
+    most, because the device reaches those at once.
     """
 
     def __init__(self) -> None:
         self._at_ns = 0
-        """Where the last edge is on the device's clock, from an origin of our own."""
+        """Time of the last event on the device's clock, from an arbitrary origin."""
         self._low: float = float("-inf")
         self._high: float = float("inf")
-        """Bounds of what takes the device's instants to the host's."""
+        """Bounds of the offset from the device's clock to the host's."""
         self._looked_ns = 0
         self._number = -1
         self._step: _Step | None = None
         self._reached_ns = 0
-        """When the device got to the last edge, on the host's clock."""
+        """Time at which the device reached the last event, on the host's clock."""
         self._pace = Pace()
 
     def take(self) -> Pace:
-        """Returns what was found since the last call."""
+        """Returns the pace since the last call."""
         pace, self._pace = self._pace, Pace()
         return pace
 
     def place(self, record: Record) -> None:
-        """Learns from the next record where the clocks stand."""
+        """Updates the bounds of the clock offset with the next record."""
         now_ns = record.reached_ns
         drift = (now_ns - self._looked_ns) * _DRIFT if self._looked_ns else 0.0
         self._low, self._high, self._looked_ns = self._low - drift, self._high + drift, now_ns
@@ -110,10 +110,10 @@ class PaceReader:
         self._bound(record.since_ns - at_ns, now_ns - at_ns)
 
     def count(self, record: Record, kind: SourceKind, inside: frozenset[SourceKind]) -> None:
-        """Counts the edge placed last, of a ``kind``; what lies between it and the one before is ``inside`` these.
+        """Counts the event placed last, of a ``kind``; the time since the one before is ``inside`` these kinds.
 
-        Once the host has issued an edge, the device has work until it gets there. So between two edges it can have
-        stood idle only from when it got to the first until the host issued the second.
+        From the time at which the host has issued an event until the device reaches it, the device has work. So between
+        two events it can only have been idle from when it reached the first until the host issued the second.
         """
         host_ns, code, number = record.host_ns, record.code, record.step
         step, op = self._step, code & OP_MASK
@@ -125,7 +125,7 @@ class PaceReader:
             elif kind in _COMPUTE and op == END:
                 step.waited = False
             self._lag(step, lag_ns)
-            if op == MARK or number != self._number:  # the first edge of a step is the last of the one before
+            if op == MARK or number != self._number:  # the first event of a step ends the step before
                 self._close(step, host_ns)
         if op == MARK:
             step = self._step = None
@@ -139,7 +139,7 @@ class PaceReader:
 
     def _bound(self, low: float, high: float) -> None:
         self._low, self._high = max(self._low, low), min(self._high, high)
-        if self._low > self._high:  # by what the looks themselves take
+        if self._low > self._high:  # queries take time themselves
             self._low = self._high = (self._low + self._high) / 2
 
     def _lag(self, step: _Step, lag_ns: int) -> None:
@@ -156,19 +156,19 @@ class PaceReader:
 
 
 _DEEPEST = 64
-"""Stages open at once that are remembered; one whose end never came must not be remembered for ever."""
+"""Open stages that are remembered. The end of a stage may never be seen, so older ones are forgotten."""
 
-# A piece of a suspended stage is no occurrence, and neither is a loader that starts.
+# An interval of a suspended stage is not a call, and neither is the creation of an iterator.
 _WHOLE = OP_MASK | Flag.START << FLAG_SHIFT
 
 
 class _OpenStage(NamedTuple):
-    """A stage that has begun.
+    """A stage that has begun and not ended.
 
     Attributes:
-        code: of its first edge.
-        host_ns: when the host recorded that.
-        at_ns: where each device got to it, on its own clock.
+        code: code of its start event.
+        host_ns: when the host recorded that event.
+        at_ns: when each device reached it, on the device's clock.
     """
 
     code: int
@@ -177,11 +177,11 @@ class _OpenStage(NamedTuple):
 
 
 class DevicePairs:
-    """Pairs the edges of one thread as the devices got to them, and forgets those whose other half never came.
+    """Pairs the starts and ends of one thread's stages as the devices reached them. Drops those without a counterpart.
 
     Args:
-        ring: has them.
-        sources: sources of the codes; called before they are needed.
+        ring: contains the records.
+        sources: returns the sources that the codes refer to; called at every ``take``.
     """
 
     def __init__(self, ring: DeviceRingReader, sources: Callable[[], Sequence[Instrumented]]) -> None:
@@ -197,11 +197,11 @@ class DevicePairs:
 
     @property
     def missed(self) -> int:
-        """Edges that were overwritten before they could be read."""
+        """Number of records that were overwritten before they could be read."""
         return self._ring.missed
 
     def take(self) -> DeviceTimes | None:
-        """Returns every occurrence whose edges have been reached since the last call; None while no device is timed."""
+        """Returns all calls whose end was reached since the last call; None while no device is timed."""
         records, until_ns = self._ring.read()
         if not until_ns and not records:
             return None
@@ -219,7 +219,7 @@ class DevicePairs:
         self._pace.place(record)
         if not record.devices:
             return
-        if record.step - self._step > 1:  # the ends of what is open are in steps that are not timed
+        if record.step - self._step > 1:  # the open stages end in steps that are not timed
             self._open.clear()
         self._step = record.step
         kind, inside = self._kind(record.code), frozenset(self._kind(each.code) for each in self._open)
@@ -242,12 +242,12 @@ class DevicePairs:
         if not places:
             return
         begin = self._open[places[-1]]
-        del self._open[places[-1] :]  # an outer end also ends what an exception left open
+        del self._open[places[-1] :]  # the end of an outer stage also ends those that an exception left open
         if begin.code & _WHOLE == BEGIN and end.code & OP_MASK in (END, FAIL):
             elapsed = [at - since for since, at in zip(begin.at_ns, self._at_ns, strict=False)]
-            # A wait for data is exposed while no device works; work is over when the last one has done its part.
+            # Waiting for data is exposed only while all devices are idle; work is done when the last device is.
             device_ns = min(elapsed) if self._kind(begin.code) is SourceKind.DATA else max(elapsed)
-            if device_ns >= 0:  # else it ended on another stream, which was ahead
+            if device_ns >= 0:  # else it ended on another stream that was ahead
                 self._rows.append((source, begin.host_ns, end.host_ns, device_ns))
 
 

@@ -1,4 +1,4 @@
-"""Where time is booked once it is known what it was for: rows, the open step, and what steps are counted by."""
+"""Books time whose phase is known: rows, the open step. Decides how the steps of a thread are counted."""
 
 from __future__ import annotations
 
@@ -30,71 +30,71 @@ if TYPE_CHECKING:
 _TRAINS: Final = int(Flag.GRAD | Flag.TRAINING) << FLAG_SHIFT
 
 
-# What an item shows. Integers of the module: items are many, and to read a name of a class takes ten times as long.
+# Evidence that an item gives. Integers of the module: items are many, and reading a name of a class takes ten times as long.
 NOTHING, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_CACHED, GRADIENTS_MADE, UPDATED = range(7)
-"""Nothing; that a forward begins, with gradients in training mode, with gradients in evaluation mode, without
-gradients in evaluation mode, without gradients in training mode; that gradients were made; that an optimizer has updated."""
+"""None; the start of a forward with gradients in training mode, with gradients in evaluation mode, without gradients in
+evaluation mode, without gradients in training mode; the end of a backward; the end of an update."""
 
 FORWARDS: Final = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_CACHED, FORWARD_GRAD)
-"""By ``Flag.GRAD`` and ``Flag.TRAINING`` of a forward."""
+"""Evidence of the start of a forward, indexed by its flags ``Flag.GRAD`` and ``Flag.TRAINING``."""
 
 TRAINING: Final = (GRADIENTS_MADE, UPDATED)
 LIKELY_TRAINING: Final = (GRADIENTS_MADE, UPDATED, FORWARD_GRAD)
 
 _GOES_ON: Final = 1 << DATA | 1 << FORWARD | GRADIENTS
-"""Kinds that begin the next batch."""
+"""Kinds whose start may show that the next batch has begun."""
 SURE_AFTER: Final = {StepSource.UPDATE: 8, StepSource.BACKWARD: 300}
 SURE_AFTER_NS: Final = 5 * 10**9
-"""Signs, or time since the first of them, after which the loop is taken to be what it looks like. (The end of an inner
-loader is a pass without an update, and the first manual mark comes after the first update.)"""
+"""Updates or backwards, and nanoseconds since the first of them, after which steps are counted by them. Not earlier: an inner
+loader has passes without an update, and the first manual mark comes after the first update."""
 
 MOST_HELD: Final = 16384
-"""Edges held back at most while it is not known what steps are counted by."""
+"""Most events that are held while it is not known how steps are counted."""
 
 _PRODUCTIVE: Final = Activity.PRODUCTIVE
 _IN_TRAINING: Final = (int(_PRODUCTIVE), int(Activity.DATA_WAIT))
-"""What training time goes to that is not a wait for data, and that is."""
+"""Activities of training time outside of stage ``data``, and in it."""
 
 
 Call: TypeAlias = "tuple[int, int, int, int] | None"
 """A call that ended: source, begin, nanoseconds, 1 if it failed."""
 
 Fetched: TypeAlias = "tuple[int, int, int, int] | None"
-"""A batch that a loader gave: source, samples (-1 unknown), nanoseconds to make the iterator (-1 unless it is the first batch of
-its pass) and to wait for it."""
+"""A batch that a loader returned: source, samples (-1 unknown), nanoseconds to make the iterator (-1 unless it is the first batch
+of its pass), nanoseconds of the request."""
 
 Item: TypeAlias = "tuple[tuple[int, ...], int, int, int, Call, Fetched, tuple[Home, ...], int]"
-"""Time of one owner, and what happened at its end: what the names below say, and the user stages around it that have several
-intervals, outermost first, and the number of the part. A tuple, because every edge makes one, and an object takes eight times as long to make."""
+"""An interval with one innermost stage, and what happened at its end. Field 6: homes of the open calls with several intervals,
+outermost first; the other fields are named below. A tuple: every event makes one, and an object takes eight times as long."""
 
 STACK: Final = 0
-"""Calls that count and were open, outermost first; of the start of a forward also that."""
+"""Sources of the open calls that count, outermost first; at the start of a forward including that forward."""
 BEGUN_NS: Final = 1
-"""When the time began."""
+"""Start of the interval."""
 NS: Final = 2
-"""How long it is."""
+"""Length of the interval."""
 SHOWS: Final = 3
-"""Evidence of what the batch is for."""
+"""Evidence of the phase, from ``NOTHING`` to ``UPDATED``."""
 CALL: Final = 4
-"""The call that ended."""
+"""The call that ended at its end."""
 BATCH: Final = 5
-"""The batch that was fetched."""
+"""The batch that was fetched at its end."""
 PART: Final = 7
-"""Of the start of a forward: which part of the model is called; 0: the model."""
+"""At the start of a forward: number of the part of the model that is called; 0 for the model itself."""
 
 
 @dataclass(slots=True)
 class Step:
-    """Sums of what is booked together; those of a step become its row of ``StepRows``.
+    """Sums of the items that are booked together; for a step they become its row of ``StepRows``.
 
     Attributes:
-        serial: tells steps apart; -1 for time that is of none.
-        asked: a loader was asked in it, for training.
-        updated: the optimizers that updated first and last in it, where no ask may come.
-        fetched: a loader has given a batch for it.
-        trained: gradients were made in it, or an optimizer has updated.
-        loss_from_ns: of its time without waits: where the forward began of the loss that is being computed; -1 for none.
-        training_from_ns: of its time: where it first computed; -1 before.
+        serial: serial number of the step; -1 for time in no step.
+        asked: whether a loader was requested in it, for training.
+        updated: the optimizers that updated first and last in it, where steps may end without a request.
+        fetched: whether a loader has returned a batch for it.
+        trained: whether a backward or an update has ended in it.
+        loss_from_ns: start of the current loss's first forward, in time of the step without data waits; -1 for none.
+        training_from_ns: start of its first computation, in time of the step; -1 before.
     """
 
     serial: int
@@ -126,19 +126,19 @@ class StepBook:
     """Books items under phase, loader, stage and step.
 
     Args:
-        sources: what is known of every source.
-        reclaimed: activities that own a part of an interval, whatever stage was open (compiling, a stall): pairs of
-            activity and nanoseconds.
-        by_step: keep the stages of every step.
+        sources: properties of every source.
+        reclaimed: returns the activities that own a part of an interval, whatever stage was open (compiling, a stall), as
+            pairs of activity and nanoseconds.
+        by_step: keep the stage times of every step.
 
     Attributes:
-        open: the training step that has not closed.
+        open: the open training step.
         gathered: what was booked since the last ``take``.
-        backward_seen: a backward has run: losses are derived from it, not from user stages.
+        backward_seen: whether a backward has run: losses are then derived from backwards, not from user stages.
         train_loader: loader of the last training batch; -1 for none.
         now_ns: time of the last manual mark of a step.
-        closed: training steps that have closed and are counted.
-        waited_ns: waits for data in them.
+        closed: number of training steps that have closed and are counted.
+        waited_ns: waits for data in these steps.
     """
 
     def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
@@ -149,13 +149,13 @@ class StepBook:
         self.now_ns = self.closed = self.waited_ns = 0
         self._serial = 0
         self._stage = -1
-        """The last stage that time was booked under."""
+        """Outermost stage of the last item that was in a stage; -1 before."""
         self._sources = sources
         self._reclaimed = reclaimed
         self._by_step = by_step
 
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
-        """Books training time, which belongs to the open step."""
+        """Books training time, to the open step."""
         self.train_loader = self.open.loader = loader if loader >= 0 else self.train_loader
         self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,), _PRODUCTIVE)
 
@@ -167,18 +167,18 @@ class StepBook:
         self.gathered.rows["steps"].extend(_ROW(step))
 
     def beside(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int] = ()) -> None:
-        """Books time of a phase that is of no step, as of asks that gave no batch."""
+        """Books time of a phase in no step, as of requests that gave no batch."""
         activity = Activity.DATA_WAIT if phase == TRAIN else Activity.EVAL
         self._book_in_none(items, Step(-1, phase, loader), loaders, activity)
 
     def apart(self, items: Sequence[Item], activity: Activity) -> None:
-        """Books time in no batch: before the first, outside, in checkpoints."""
+        """Books time in no batch: before the first one, outside, in checkpoints."""
         self._book_in_none(items, Step(-1, NO_PHASE), (), activity)
 
     def waits_alone(
         self, items: Iterable[Item], phase: int, loader: int, loaders: Iterable[int] = ()
     ) -> None:
-        """Books time of a batch that did not come, or was not used: waits for it as of a phase, the rest as outside."""
+        """Books time of a batch that did not come or was not used: data waits to the phase, other time as outside."""
         kinds = self._sources.kinds
         for item in items:
             if any(kinds[source] == DATA for source in item[STACK]):
@@ -187,8 +187,8 @@ class StepBook:
                 self.apart((item,), Activity.OUTSIDE)
 
     def close_step(self, *, counted: bool = True) -> None:
-        """Ends the open training step with what has been booked."""
-        if self.open.started_ns < 0:  # two manual marks with nothing between
+        """Closes the open training step."""
+        if self.open.started_ns < 0:  # two manual marks without time between them
             self.open.started_ns = self.open.ended_ns = self.now_ns
         self.open.counted = int(counted)
         self.closed += int(counted)
@@ -203,7 +203,7 @@ class StepBook:
         return closed
 
     def book_home(self, home: Home, *, over: bool = False) -> None:
-        """Books what is known of a call under its row; ``over``: no more is booked of it."""
+        """Books the time, and the end, of a call to its row once that is final. ``over``: nothing further is booked for it."""
         home.known = home.known or over or bool(home.ended and not home.waiting)
         if not home.known:
             return
@@ -217,12 +217,12 @@ class StepBook:
             home.ended = None
 
     def waits(self, item: Item) -> bool:
-        """Returns whether its time is a wait for data."""
+        """Returns whether the item is a wait for data."""
         stack = item[STACK]
         return bool(stack) and self._sources.kinds[stack[-1]] == DATA
 
     def _book(self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity) -> None:
-        """Books items, in the order of time, under all that is a sum of them. ``activity``: outside phase train."""
+        """Books items, in the order of time, in all sums. ``activity``: activity of phases other than train."""
         if not items:
             return
         had_ns, had_waited_ns = step.duration_ns, step.wait_ns
@@ -235,7 +235,7 @@ class StepBook:
             step.started_ns = begun_ns
         step.ended_ns = max(step.ended_ns, ended_ns)
         if spent_ns:
-            for loader in set(loaders):  # two passes of one loader, asked together, are one loader
+            for loader in set(loaders):  # two passes of one loader may be requested together
                 if loader >= 0:
                     self.gathered.rows["loader_ns"] += loader, step.phase, spent_ns, ended_ns
         working, waiting = _IN_TRAINING if step.phase == TRAIN else (activity, activity)
@@ -252,7 +252,7 @@ class StepBook:
     def _book_in_none(
         self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity
     ) -> None:
-        """Books items that are in no step."""
+        """Books items in no step."""
         before_ns = self.gathered.activity_ns[activity]
         self._book(items, step, loaders, activity)
         spent_ns = self.gathered.activity_ns[activity] - before_ns
@@ -275,7 +275,7 @@ class StepBook:
                     if kinds[stack[-1]] == DATA:
                         step.wait_ns += ns
             if batch is not None:
-                # Fetched inside an ask of another loader, it is a part of that one's batch.
+                # If it was fetched inside a request to another loader, it is a part of that loader's batch.
                 phase = step.phase if call is not None else NO_PHASE
                 self._book_fetched(batch, begun_ns + ns, phase, step)
             if call is not None:
@@ -292,7 +292,7 @@ class StepBook:
         step.duration_ns, self._stage = duration_ns, stage
 
     def _find_training(self, items: Sequence[Item], step: Step) -> None:
-        """Records where a step first computes, if it does here."""
+        """Records where the first computation of a step begins, if it is in these items."""
         kinds, losses, at_ns = self._sources.kinds, self._sources.losses, step.duration_ns
         for stack, _, ns, *_ in items:
             if stack and (COMPUTES_BY_KIND[kinds[stack[-1]]] or losses[stack[-1]]):
@@ -322,7 +322,7 @@ class StepBook:
             step.samples += max(0, samples)
 
     def _follow(self, shows: int, lasted_ns: int, step: Step) -> None:
-        """Records what an item shows, or the end of a user stage ``loss``; see ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
+        """Follows training time and losses of a step by the evidence of an item, or by the end of a user stage ``loss``."""
         if step.phase != TRAIN:
             return
         now_ns, worked_ns = step.duration_ns, step.duration_ns - step.wait_ns
@@ -342,15 +342,15 @@ class StepBook:
 
 
 class StepSourceDecision:
-    """Finds what steps are counted by: manual marks, else updates, else backwards, else batches.
+    """Decides how steps are counted: by manual marks, else updates, else backwards, else batches.
 
-    It needs to see more than the first update, because the first manual mark comes after it: edges are held back
-    until ``decided``.
+    The first manual mark comes after the first update, so more events are needed than that update: they are held until
+    ``decided``.
 
     Attributes:
-        source: what steps are counted by, as far as it is known.
-        decided: enough was seen to go by it. Stronger signs still overrule it.
-        final: only a manual mark overrules it.
+        source: how steps are counted, as far as it is known.
+        decided: enough events were seen. Stronger evidence can still change ``source``.
+        final: only a manual mark can still change ``source``.
         manual: steps are marked manually.
     """
 
@@ -362,10 +362,10 @@ class StepSourceDecision:
         self._began_ns = self._asked = -1
         self._pass_over = self._training_pass_over = False
         self._training: set[int] = set()
-        """Loaders in whose last batch there were signs of training."""
+        """Loaders whose last batch was trained on."""
 
     def observe(self, ns: int, code: int, kind: int) -> None:
-        """Takes in the next edge."""
+        """Processes the next event."""
         op, source = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         if op == MARK and not code >> PAYLOAD_SHIFT:
             self.mark()
@@ -373,18 +373,18 @@ class StepSourceDecision:
             self._began_ns = ns if self._began_ns < 0 else self._began_ns
             if kind == DATA:
                 self._asked = source
-            elif UPDATES >> kind & 1:  # not at its end: a closure may make many gradients
+            elif UPDATES >> kind & 1:  # at its start, because its closure may run many backwards
                 self._count(StepSource.UPDATE, ns)
             elif kind in (BACKWARD, GRAD):
                 self._count(StepSource.BACKWARD, ns)
             elif kind == FORWARD and code & _TRAINS == _TRAINS:
                 self._count(StepSource.BATCH, ns)
-            if not self.decided and _GOES_ON >> kind & 1:  # not an update, which may follow the end of a pass
+            if not self.decided and _GOES_ON >> kind & 1:  # not an update: it may follow the end of a pass
                 self._weigh(ns, asks=kind == DATA)
         elif kind == DATA and op in (STOP, PASS_END):
             self._pass_over = True
             self._training_pass_over |= source in self._training
-        elif kind == DATA:  # what trains on this batch may come after its pass: ``next(iter(loader))``
+        elif kind == DATA:  # its training may follow the end of its pass: ``next(iter(loader))``
             self._training.discard(source)
 
     def mark(self) -> None:
@@ -392,7 +392,7 @@ class StepSourceDecision:
         self.source, self.decided, self.final, self.manual = StepSource.MANUAL, True, True, True
 
     def decide(self) -> None:
-        """Goes by what there is: enough was seen, or no more can be."""
+        """Decides by the evidence so far: it suffices, or no more can come."""
         self.decided = True
         if not self.final:
             self.source = self._strongest
@@ -400,7 +400,7 @@ class StepSourceDecision:
 
     @property
     def shows_nothing(self) -> bool:
-        """A pass is over in which nothing was trained: what was held back so far is in no training step."""
+        """Whether a pass has ended without any training: the events held so far are in no training step."""
         return self._pass_over and not self._first_ns
 
     @property
@@ -414,7 +414,7 @@ class StepSourceDecision:
         self._weigh(ns)
 
     def _weigh(self, now_ns: int, *, asks: bool = False) -> None:
-        """Decides if that can be. All but updates are weighed when there are many, or when a loader is asked after a pass that trained.
+        """Decides if the evidence suffices. Without updates it does after many backwards, or at a request after a training pass.
 
         Before that request the loop may use a batch that was fetched ahead, and update.
         """
