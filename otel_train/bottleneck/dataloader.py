@@ -22,14 +22,14 @@ UNEVEN = 3.0
 """Ratio of the 99th percentile of the build time to its mean from which build times are uneven."""
 
 USUAL = 2.0
-"""Ratio of the mean wait for first batches to that for the others up to which they are alike."""
+"""Largest ratio of the mean wait for first batches to that for other batches at which they count as alike."""
 
 MS_PER_S = 1e3
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
 class LoaderFacts(NamedTuple):
-    """What instrumentation reports of a loader beside events, since the start of the session."""
+    """Facts about a loader that events do not contain, since the start of the session."""
 
     # Its ``num_workers``; this and the next two are None if it has no such setting.
     workers: int | None = None
@@ -55,7 +55,7 @@ class LoaderThroughput(NamedTuple):
     making_s: float = 0.0  # time to create their iterators
     first_s: float = 0.0  # wait for their first batches
     processors: int | None = None  # available to this process
-    ends_s: float = 0.0  # requests that found no batch, at the ends of passes: workers stop
+    ends_s: float = 0.0  # requests at the ends of passes, which give no batch: workers stop
     single: bool = False  # every such pass gives one batch, built by the training thread
     longest_start_s: float = 0.0  # of one pass
 
@@ -71,7 +71,7 @@ class LoaderThroughput(NamedTuple):
 
     @property
     def repeated_s(self) -> float:
-        """The same if every pass started as those but the one that took longest do: workers that persist are started once."""
+        """The same if every pass started like all but the slowest: persistent workers start once."""
         others_s = self.start_s - self.longest_start_s
         return others_s * self.passes / max(1, self.passes - 1) + self.ends_s
 
@@ -79,10 +79,10 @@ class LoaderThroughput(NamedTuple):
 def with_costs_of_passes(
     loaders: Mapping[str, LoaderThroughput], training: Iterable[StageTotals]
 ) -> dict[str, LoaderThroughput]:
-    """Returns ``loaders`` with what the ends of passes cost where there are workers, which stop then.
+    """Returns ``loaders`` with the cost of ending passes, at which workers stop.
 
-    Where there are none, the training thread builds the batches itself: the first of a pass are waited for like any
-    other, unless they take longer.
+    Without workers the training thread builds the batches itself. The first batch of a pass is then a wait like any other,
+    unless it takes longer.
     """
     found = dict(loaders)
     for row in training:
@@ -108,7 +108,7 @@ def loader_rows(totals: Totals, facts: Mapping[str, LoaderFacts]) -> list[dict[s
 def throughputs(
     totals: Totals, facts: Mapping[str, LoaderFacts], processors: int | None
 ) -> dict[str, LoaderThroughput]:
-    """Returns the throughput of each loader; ``processors`` are those available to this process."""
+    """Returns the throughput of each loader; ``processors``: number of processors available to this process."""
     found = {}
     trained = {key.loader for key in totals.names.keys if (key.phase, key.stage) == ("train", "data")}
     for name, known in facts.items():
@@ -156,7 +156,7 @@ def _row(name: str, known: LoaderFacts, totals: Totals, wait: dict[str, Any] | N
 
 
 def _waits(totals: Totals) -> dict[str, dict[str, Any] | None]:
-    """Waits per batch of every loader, in all phases; their total includes what rows of stage ``data`` do."""
+    """Returns the waits per batch of every loader; their total includes iterator creation and requests without a batch."""
     keys = totals.names.keys
     numbers, folded = totals.stages.folded(key.loader if key.stage == "data" else None for key in keys)
     total_ns: Counter[str] = Counter()
@@ -197,7 +197,7 @@ def sentence_percent(share: float, decimals: int = 0) -> str:
 
 
 def demand_sentence(throughput: LoaderThroughput, ask_s: float) -> str:
-    """Compares the workers' rate with the loop's; "" if either is unknown."""
+    """Returns a sentence that compares the workers' rate with the loop's; "" if either is unknown."""
     if not throughput.workers or throughput.build_s is None or ask_s <= 0:
         return ""
     each = milliseconds(throughput.build_s)

@@ -11,7 +11,7 @@ from otel_train.datamodel import NS_PER_S, Finding, Pace
 from otel_train.recording.events import WAIT
 
 MIN_RECOMPILES = 3
-"""A short last batch and an evaluation batch each cause one recompilation, which is not reported."""
+"""Recompilations from which they are reported: a short last batch and an evaluation batch cause one each."""
 
 REPORTED_SHARE = 0.10
 """Least share of training time that is reported, as for data waits in ``rules``."""
@@ -24,16 +24,16 @@ DISPATCH_SHARE = 0.5
 """Share of dispatch in a call from which a larger batch is nearly free."""
 
 MIN_MEASURED_STEPS = 10
-"""Steps whose device lag must be measured."""
+"""Fewest steps with a measured device lag for a finding."""
 
 IN_STEP_SHARE = 0.05
-"""Largest lag, as a share of a step, at which the device counts as keeping up: a queue of a few kernels."""
+"""Largest lag, as a share of a step, at which the device keeps up with the host: a queue of a few kernels."""
 
 QUEUED_SHARE = 0.25
 """Lag, as a share of a step, from which the device has work queued."""
 
 LAUNCH_IDLE_SHARE = 0.5
-"""Share of a step that the device may wait for launches, from which launches are the limit."""
+"""Share of a step during which the device may wait for launches, from which launches are the limit."""
 
 _LOSS = "loss"
 

@@ -51,26 +51,26 @@ MODEL_SHARE = 0.50
 """Share of training time above which the stages of the model are the limit."""
 
 MIN_STEPS = 10
-"""With fewer steps the metrics of a short run show its warm-up."""
+"""Fewest training steps for a finding: with fewer, the metrics of a short run show its warm-up."""
 
 MIN_LONG_STEPS, LONG_S = 3, 300.0
-"""Steps, and seconds of training, that are enough if steps are long."""
+"""Steps, and seconds of training, that suffice if steps are long."""
 
 MIN_PASSES = 2
-"""Passes from which their start is reported; a single one is preparation."""
+"""Fewest passes whose starts are reported; a single start is preparation."""
 
 NAMED_SHARE, MOST_NAMED = 0.01, 5
 """Share of training time from which further loaders are named, and the most that are named."""
 
 _MODEL_STAGES = ("forward", "backward", "optimizer")
 _STEP_STAGES = ("optimizer", "make_step")
-"""Stages that count steps. If one cannot be instrumented and no step is counted, none will be."""
+"""Stages by which steps are counted. If one cannot be instrumented and no step is counted, none will be."""
 _UNKNOWN = LoaderThroughput()
 _NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class RuleInput(NamedTuple):
-    """What is known of a run or a window of it. All values are keys of ``summary.json`` or derived from them."""
+    """Facts about a run or a window of it. All values are keys of ``summary.json`` or derived from them."""
 
     rows: Sequence[StageTotals]  # the stage table
     steps: int  # of training
@@ -80,7 +80,7 @@ class RuleInput(NamedTuple):
     compiled: Compiled = Compiled()
     gaps: Sequence[Mapping[str, str]] = ()  # ``what``, ``name``, ``reason``
     other_after: Mapping[str, float] = _NONE  # seconds of training in no stage, by the stage before them
-    cpu_wait_s: float = 0.0  # the main thread was ready to run and waited for a processor
+    cpu_wait_s: float = 0.0  # time for which the main thread was ready to run and waited for a processor
     training: Sequence[StageTotals] = ()  # rows of phase train, set by ``findings``; they sum to its time
 
     @property
@@ -116,7 +116,7 @@ class RuleInput(NamedTuple):
         return {stage: seconds for stage, seconds in self.by_stage().items() if stage in names}
 
     def steady_waits(self) -> dict[str, float]:
-        """Waits for each loader within passes, in seconds, longest first; in device time if measured."""
+        """Returns the waits for each loader within passes, in seconds, longest first; in device time if measured."""
         exposed = exposed_waits(self.training)
         found: dict[str, float] = {}
         for row in self.waits:
@@ -127,7 +127,7 @@ class RuleInput(NamedTuple):
 
     @property
     def once_s(self) -> float:
-        """Time to begin passes that no later pass takes again: preparation. 0 where that is little."""
+        """Time of starting and ending passes that later passes do not take again: preparation. 0 if it is short."""
         read = {row.key.loader for row in self.waits}
         known = [self.loaders.get(name, _UNKNOWN) for name in read]
         once_s = sum(max(0.0, each.around_s - each.repeated_s) for each in known)
@@ -135,7 +135,7 @@ class RuleInput(NamedTuple):
 
     @property
     def hung_s(self) -> float:
-        """The longest wait for a loader in a run that stalled: no number of workers shortens that. 0 in other runs."""
+        """Longest wait for a loader in a run that stalled, which more workers would not shorten. 0 in other runs."""
         longest_s = max((row.quantiles[-1] for row in self.waits if row.quantiles), default=0.0)
         return longest_s if self.activities.get("stalled") else 0.0
 
@@ -207,11 +207,11 @@ def findings(run: RuleInput) -> list[Finding]:
         return [early, *(_apply(run, RUN_RULES) if long else ())]
     beside = _apply(run, SIDE_RULES)
     leading = _apply(run, LEADING_RULES)
-    # What limits the steps accounts for unattributed time and slow starts; a leading rule does not.
+    # Unattributed time and slow starts compete with a leading rule only: the limit of the steps already accounts for them.
     most = _most(run, beside if leading else _apply(run, RUN_RULES[1:]))
     leading = sorted([*(leading or [_limit(run, beside)]), *most], key=lambda finding: -finding.seconds)
     named = {finding.name for finding in leading}
-    if "recompiling" in named:  # it gives the cause
+    if "recompiling" in named:  # which gives the cause
         leading = [finding for finding in leading if finding.name != "compile_heavy"]
     beside = [finding for finding in beside if finding.name not in named]
     return [*leading, *beside, *_apply(run, CAUSE_RULES)]
@@ -223,7 +223,7 @@ def _apply(run: RuleInput, rules: Sequence[Rule]) -> list[Finding]:
 
 
 def _most(run: RuleInput, found: Sequence[Finding]) -> list[Finding]:
-    """Returns the findings that are main ones for their share; not time in no stage that may be a wait for a device, or a hang."""
+    """Returns the findings whose share makes them main ones, except time in no stage that may be a device wait or a hang."""
     stalled_s = run.activities.get("stalled", 0.0)
     return [
         each for each in found
@@ -279,7 +279,7 @@ def _incomplete(run: RuleInput, evidence: Mapping[str, float]) -> Finding:
 
 
 def _input_bound(run: RuleInput) -> Finding | None:
-    """Waits for loaders within passes; their start and end are a finding of their own."""
+    """Finds waits for loaders within passes. Starting and ending passes is a finding of its own."""
     waits = run.steady_waits()
     wait_s, total_s = sum(waits.values()), run.total_s
     share = min(1.0, wait_s / total_s)
@@ -366,7 +366,7 @@ def _slow_start(run: RuleInput) -> Finding | None:
 
 
 def _heavy(activity: str, what: str, advice: str, *, least: float = LARGE_SHARE, **facts: str) -> _Find:
-    """Makes a rule about an activity that takes at least ``least`` of the wall time."""
+    """Returns a rule for an activity that takes at least ``least`` of the wall time."""
 
     def find(run: RuleInput) -> Finding | None:
         spent_s, wall_s = run.activities.get(activity, 0.0), run.wall_s
@@ -395,7 +395,7 @@ _ACTING = _heavy(
 
 
 def _eval_heavy(run: RuleInput) -> Finding | None:
-    """Finds heavy evaluation. Where most of it is of no loader, the loop may act rather than evaluate: reinforcement learning."""
+    """Finds heavy evaluation. If most of it is without a loader, the loop may act rather than evaluate: reinforcement learning."""
     if _evaluates_alone(run):
         what, advice, least = "evaluation, and no training is seen", _faster_evaluation(run), 0.0
     else:
@@ -408,7 +408,7 @@ def _eval_heavy(run: RuleInput) -> Finding | None:
 
 
 def _evaluates_alone(run: RuleInput) -> bool:
-    """Returns whether the run has evaluated and not trained, as far as can be seen: inference, or before the first step."""
+    """Returns whether the run has only evaluated so far: inference, or before the first step. ``_stepless`` runs are excluded."""
     calls = max((row.count for row in run.evaluating if row.key.stage in ("data", "forward")), default=0)
     return (
         not run.training and calls >= MIN_STEPS and run.activities.get("eval", 0.0) > 0 and not _stepless(run)
@@ -443,14 +443,14 @@ def _compute_bound(run: RuleInput) -> Finding | None:
     share = model_s / total_s
     stage, seconds = max(model.items(), key=lambda item: item[1])
     waits = run.wait_evidence()
-    # The wait for a loader that a thread reads is not seen.
-    beside = any(gap["what"] == "loop" for gap in run.gaps)
-    known = waits and not beside
-    said = f"the model takes {share:.0%}{'' if known else ' of training time'}{_begun(run)}; most goes to {stage}."
+    # A wait for a loader that another thread reads is not measured.
+    loop_gap = any(gap["what"] == "loop" for gap in run.gaps)
+    known = waits and not loop_gap
+    sentence = f"the model takes {share:.0%}{'' if known else ' of training time'}{_begun(run)}; most goes to {stage}."
     text = (
-        f"Waits for loaders take {sentence_percent(waits['steady_wait_ratio'], 1)} of training time; {said}"
+        f"Waits for loaders take {sentence_percent(waits['steady_wait_ratio'], 1)} of training time; {sentence}"
         if known
-        else f"{said[0].upper()}{said[1:]}{_not_seen(run) if beside else ' No loader is seen.'}"
+        else f"{sentence[0].upper()}{sentence[1:]}{_not_seen(run) if loop_gap else ' No loader is seen.'}"
     )
     advice = jax_advice(stage, seconds / total_s, run.training, run.compiled) or (
         f"{'Little to gain at the input. ' if known else ''}A profiler capture shows what the time in the model is "
@@ -461,7 +461,7 @@ def _compute_bound(run: RuleInput) -> Finding | None:
 
 
 def _begun(run: RuleInput) -> str:
-    """Returns what to say of the beginning of passes, where that is much and no later pass takes it again."""
+    """Returns a clause on the start of passes if that takes long and is not repeated; else ""."""
     begun_s = run.wait_evidence().get("pass_start_seconds", 0.0) if run.once_s else 0.0
     return f", the beginning of passes {milliseconds(begun_s)}" if begun_s else ""
 
@@ -495,7 +495,7 @@ def _unattributed(run: RuleInput) -> Finding:
 
 
 def _longest_beside_model(run: RuleInput) -> tuple[str, float]:
-    """Returns the stage that takes longest beside the model and the waits for loaders, and its seconds; ``other`` for no stage."""
+    """Returns the longest stage apart from the model and waits for loaders, and its seconds; ``other`` for time in no stage."""
     beside = {*run.model_stages(), "data", "other"}
     found = {stage: seconds for stage, seconds in run.by_stage().items() if stage not in beside}
     found = {"other": _unexplained_s(run), **found}
@@ -517,7 +517,7 @@ def _model_evidence(run: RuleInput) -> dict[str, float]:
 
 
 def _missing(run: RuleInput) -> dict[str, str]:
-    """Remedies by what is not instrumented."""
+    """Returns remedies by what is not instrumented."""
     found = {}
     if not run.waits and all(gap["what"] != "loop" for gap in run.gaps):
         found["a loader"] = (
@@ -558,7 +558,7 @@ def _not_seen(run: RuleInput) -> str:
 
 
 def _remedies(run: RuleInput, stage: str = "other") -> list[str]:
-    """Remedies for unexplained time, instrumentation gaps first."""
+    """Returns remedies for unexplained time, those for instrumentation gaps first."""
     found = list(_missing(run).values())[:MOST_NAMED]
     share = run.by_stage().get(stage, 0.0) / (run.total_s or 1.0)
     remedy = jax_advice(stage, share, run.training, run.compiled)
@@ -709,7 +709,7 @@ SIDE_RULES = (
         lambda run: _unattributed(run) if _longest_beside_model(run)[1] >= LARGE_SHARE * run.total_s else None,
     ),
 )  # fmt: skip
-"""Rules whose findings follow the main one."""
+"""Rules whose findings follow the main one, or lead it from ``MOST_SHARE``."""
 
 CAUSE_RULES = (
     Rule(
@@ -720,4 +720,4 @@ CAUSE_RULES = (
         _cpu_contention,
     ),
 )
-"""Rules about what makes stages longer, whichever they are."""
+"""Rules about causes that make any stage longer."""
