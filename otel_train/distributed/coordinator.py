@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     _ByRank = dict[tuple[str, str, str], float]  # by the labels rank, host and stage
 
 DEPUTY: Final = 1
-"""The rank that also reads every report. It reports a hang of rank 0."""
+"""Rank that also reads every report, to report a hang of rank 0."""
 
 RECORDS_PER_S: Final = 200
 """Most reports per second that all ranks together write to the store. In larger jobs each rank writes less often."""
 
 EARLY_S: Final = 1.0
-"""Seconds between the first reports, where the job is small enough: a run of ten seconds has a slow rank named as well."""
+"""Seconds between the first reports if the job is small enough, so that a run of ten seconds can name a slow rank."""
 
 EARLY_REPORTS: Final = 15
-"""First reports with training that follow each other so fast. A slow rank of two is named after ``windows_needed(2)``."""
+"""Reports with training that are sent at that rate. Of two ranks, a slow one is named after ``windows_needed(2)`` windows."""
 
 MOST_EARLY_REPORTS: Final = 60
-"""The same, without training: loading data and compiling may take minutes."""
+"""Most reports that are sent at that rate if training has not begun: loading data and compiling may take minutes."""
 
 _log = logging.getLogger("otel_train")
 
@@ -81,9 +81,9 @@ class RankCoordinator:
         self._rank = info.rank
         self._world_size = 0
         self._sequence = 0
-        self._with_training = 0  # reports
+        self._with_training = 0  # number of reports sent with training in them
         self._due_ns = 0
-        self._slow: Straggler | None = None  # by the reports of all ranks
+        self._slow: Straggler | None = None  # found from the reports of all ranks
         self._named: tuple[object, ...] = ()  # the straggler of the last event
 
     @property
@@ -114,7 +114,7 @@ class RankCoordinator:
             self._monitor.write(builder)
 
     def finding(self, train_s: float) -> Finding | None:
-        """Returns the finding about a slow rank that rank 0 has made; ``train_s`` is the training time of this rank."""
+        """Returns the finding about the slow rank that rank 0 has found; ``train_s``: training time of this rank."""
         return (
             straggler_finding(self._slow, others=self._world_size - 1, train_s=train_s)
             if self._slow
@@ -123,7 +123,7 @@ class RankCoordinator:
 
     @property
     def longest_stall(self) -> list[HangSuspect]:
-        """The ranks that the others have waited for the longest, on ranks that read every report."""
+        """Ranks of the longest stall so far; known on ranks that read every report."""
         return self._monitor.longest_stall if self._monitor else []
 
     def summary(self) -> dict[str, Any] | None:
@@ -171,7 +171,7 @@ class RankCoordinator:
             counted=self._job.counted(),
         )
         self._with_training += report.steps > 0
-        if self._rank == 0:  # the other ranks read from it how long any rank may take, and which one is slow
+        if self._rank == 0:  # passes on the largest stall threshold of any rank, and the slow rank
             others_s = self._run.stalls.others_ns / NS_PER_S
             slow = tuple(self._slow) if self._slow else ()
             report = report._replace(patience_s=max(report.patience_s, others_s), slow=slow)
@@ -238,11 +238,11 @@ class RankMonitor:
     Args:
         every_s: seconds between two reports of a rank.
         stall_after_s: seconds without a report that count as a hang.
-        speaks: this rank publishes the counts of all ranks.
+        speaks: whether this rank publishes the counts of all ranks.
 
     Attributes:
         suspects: ranks that hold the run up now.
-        longest_stall: those that have held it up the longest, as of the end of that.
+        longest_stall: ranks that have held it up the longest, as of the last report of that stall.
     """
 
     def __init__(
@@ -256,8 +256,8 @@ class RankMonitor:
         # In large jobs reports come less often.
         self._stall_after_s = max(stall_after_s, MISSED_RECORDS * every_s)
         self._known: dict[int, RankReport] = {}
-        self._heard_s: dict[int, float] = {}
-        self._last: dict[int, RankReport] = {}  # those that have ended included
+        self._received_s: dict[int, float] = {}
+        self._last: dict[int, RankReport] = {}  # including ranks that have ended
         self._stuck: _ByRank = {}
         self._excess: _ByRank = {}
         self._speaks = speaks
@@ -265,28 +265,28 @@ class RankMonitor:
         self._stragglers = Stragglers()
         self._over_long = Stragglers(LONG_WINDOW_STEPS)
         self._now_s = 0.0
-        self._standing_still = False
+        self._hang_reported = False
 
     def take(self, records: Mapping[int, str], now_s: float) -> list[HangSuspect]:
-        """Takes in the reports that are in the store.
+        """Processes the reports that are in the store.
 
         Returns:
             Hang suspects to report now: each hang is reported once.
         """
         self._now_s = now_s
-        for rank in set(self._known) - set(records):  # removed by the rank itself: a clean end
+        for rank in set(self._known) - set(records):  # a rank removes its own report at a clean end
             del self._known[rank]
         for rank, text in records.items():
-            self._hear(rank, text)
+            self._receive(rank, text)
         silent = self._silent_s(self._stall_after_s)
-        heard = {rank: each for rank, each in self._known.items() if rank not in silent}
-        self._stragglers.take(heard)
-        self._over_long.take(heard)
+        audible = {rank: each for rank, each in self._known.items() if rank not in silent}
+        self._stragglers.take(audible)
+        self._over_long.take(audible)
         excess = {
             (str(one.rank), one.host, _stage_label(one.stage)): one.ratio for one in self._stragglers.top
         }
         self._excess = _with_vanished(self._excess, excess, MOST_SHOWN)
-        self.suspects = self._suspects(heard, silent)[:MOST_NAMED]
+        self.suspects = self._suspects(audible, silent)[:MOST_NAMED]
         self.longest_stall = max(
             self.suspects,
             self.longest_stall,
@@ -297,12 +297,12 @@ class RankMonitor:
             for one in self.suspects[:MOST_STUCK]
         }
         self._stuck = _with_vanished(self._stuck, stuck, MOST_STUCK)
-        before, self._standing_still = self._standing_still, bool(self.suspects)
+        before, self._hang_reported = self._hang_reported, bool(self.suspects)
         return [] if before else self.suspects
 
     @property
     def reporting(self) -> int:
-        """Number of ranks with a recent report, and of those that have ended by themselves."""
+        """Number of ranks with a recent report, including those that ended cleanly."""
         return len(self._last) - len(self.silent)
 
     @property
@@ -321,7 +321,7 @@ class RankMonitor:
 
     def write(self, builder: MetricBuilder) -> None:
         """Adds the metrics about all ranks. The number of series does not depend on the number of ranks."""
-        if not self._heard_s:
+        if not self._received_s:
             return
         builder.put(c.RANKS_REPORTING, self.reporting)
         for event in c.RANK_EVENT.values:
@@ -340,7 +340,7 @@ class RankMonitor:
 
     def summary(self) -> dict[str, Any] | None:
         """Returns the ``ranks`` part of ``summary.json``; None before the first report."""
-        if not self._heard_s:
+        if not self._received_s:
             return None
         slow = self.slow
         return {
@@ -370,9 +370,9 @@ class RankMonitor:
 
     def _suspects(self, heard: Mapping[int, RankReport], silent: Mapping[int, float]) -> list[HangSuspect]:
         quiet_s = min((each.quiet_s for each in heard.values() if not each.over), default=math.inf)
-        # The others went on for most of the time: they do not wait for it, it only cannot be heard.
-        unheard = bool(silent) and 2 * quiet_s < max(silent.values())
-        return suspects(heard, {}) if unheard else suspects(self._known, silent)
+        # If the others made progress for most of that time, they do not wait for it: only its reports are missing.
+        only_reports_missing = bool(silent) and 2 * quiet_s < max(silent.values())
+        return suspects(heard, {}) if only_reports_missing else suspects(self._known, silent)
 
     def _events(self, event: str) -> int:
         return sum(each.events.get(event, 0) for each in self._last.values())
@@ -382,7 +382,7 @@ class RankMonitor:
             for (name, loader, phase), number in each.counted.items():
                 builder.put(c.by_name[name], number, self._loaders.limit(loader), phase)
 
-    def _hear(self, rank: int, text: str) -> None:
+    def _receive(self, rank: int, text: str) -> None:
         try:
             report = decode(text)
         except ValueError:
@@ -394,16 +394,16 @@ class RankMonitor:
         before = self._known.get(rank)
         self._known[rank] = report
         if before is None or report.sequence != before.sequence:
-            self._heard_s[rank] = self._now_s
+            self._received_s[rank] = self._now_s
             self._last[rank] = report
 
     def _silent_s(self, after_s: float) -> dict[int, float]:
-        ages = {rank: self._now_s - self._heard_s[rank] for rank in self._known}
+        ages = {rank: self._now_s - self._received_s[rank] for rank in self._known}
         return {rank: age for rank, age in ages.items() if age > after_s}
 
 
 def _with_vanished(before: _ByRank, now: _ByRank, most: int) -> _ByRank:
-    """Adds the last gauges that are gone, as zero: Prometheus would remember their last value for five minutes."""
+    """Returns the gauges with the last ``most`` vanished ones at 0: Prometheus would keep their last value for five minutes."""
     gone = [labels for labels in before if labels not in now][-most:]
     return {**dict.fromkeys(gone, 0.0), **now}
 

@@ -1,4 +1,4 @@
-"""How much each rank of a run exports, by world size or by setting."""
+"""Export profiles: what each rank of a run exports, by world size or by setting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_FULL, MOST_REDUCED = 64, 2048
 Source: about 120 series per rank in full and 24 in reduced, against 50,000 per run in a shared Prometheus."""
 
 MOST_TRACING_NODES: Final = 64
-"""Nodes whose first rank traces ordinary steps. A step of 64 ranks is a trace of about 70 kB; stores refuse MB."""
+"""Nodes whose first rank traces ordinary steps. A step of 64 ranks is a trace of about 70 kB; stores refuse several MB."""
 
 REDUCED_METRICS: Final = frozenset(
     metric.name
@@ -26,7 +26,7 @@ REDUCED_METRICS: Final = frozenset(
         c.ACCELERATOR_MEMORY_RESERVED, c.ACCELERATOR_MEMORY_LIMIT
     )
 )  # fmt: skip
-"""What a rank other than 0 publishes in profile ``reduced``: all that rules read of every rank."""
+"""Metrics of ranks other than 0 in profile ``reduced``: all those that the alert rules read of every rank."""
 
 REDUCED_EVENTS: Final = frozenset(
     metric.name
@@ -36,10 +36,10 @@ REDUCED_EVENTS: Final = frozenset(
         c.STALL_EVENTS
     )
 )  # fmt: skip
-"""What it also publishes, once the value is above zero."""
+"""Metrics that these ranks also publish once the value is above zero."""
 
 MOST_INTERVAL_S: Final = 60.0
-"""Longest interval that the alert rules assume: a rank is silent after two of them."""
+"""Longest export interval that the alert rules assume: a rank is silent after two of them."""
 
 
 class Profile(NamedTuple):
@@ -47,12 +47,12 @@ class Profile(NamedTuple):
 
     Attributes:
         name: ``full``, ``reduced``, ``rank0_aggregate`` or ``rank0``.
-        metrics: it sends metrics and serves ``/metrics``.
-        reduced: only ``REDUCED_METRICS`` and ``REDUCED_EVENTS``, durations of training alone, devices added up.
-        spans: it sends spans.
-        traces: spans include ordinary steps; else only steps that are slow or failed on this rank.
+        metrics: whether it sends metrics and serves ``/metrics``.
+        reduced: whether it sends ``REDUCED_METRICS`` and ``REDUCED_EVENTS`` alone, durations of training, sums over devices.
+        spans: whether it sends spans.
+        traces: whether spans include ordinary steps; else only steps that are slow or failed on this rank.
         expected: number of ranks of the run that send metrics.
-        speaks: it is the only rank that sends metrics, and counts samples for all ranks.
+        speaks: whether it is the only rank that sends metrics, and publishes the sample counts of all ranks.
     """
 
     name: str
@@ -88,7 +88,7 @@ def profile_of(config: Config, info: RunInfo) -> Profile:
 
 
 def sampling_rules(config: Config, profile: Profile) -> SamplingRules:
-    """Returns which steps this rank keeps a trace of."""
+    """Returns the rules by which this rank selects the steps that it keeps a trace of."""
     ordinary, tuned = profile.traces, config.tuned()
     return SamplingRules(
         tuned.trace_warmup_steps if ordinary else 0,

@@ -12,26 +12,26 @@ from otel_train.distributed.rank_report import RankReport
 PostmortemDocument = Mapping[str, Any]  # what ``rundata.flight.read_postmortem`` returns
 
 
-_IN_A_ROUND: Final = ("optimizer", "data", "h2d", "forward", "backward")
-ORDER: Final = {stage: 2 * place + 1 for place, stage in enumerate(_IN_A_ROUND)}
-"""Position of each stage between two backwards. Time between two stages, in a user-defined stage too, is one further than the first.
-What comes before the first stage of a step, or next after a backward, is at 0."""
+_CYCLE: Final = ("optimizer", "data", "h2d", "forward", "backward")
+ORDER: Final = {stage: 2 * place + 1 for place, stage in enumerate(_CYCLE)}
+"""Position of each stage in the cycle from one backward to the next. Time after a stage, in a user-defined stage too, is one further
+than that stage. Time before the first stage of a step, or directly after a backward, is at 0."""
 
 OTHER: Final = "other"
-"""Stage of a rank that is in none."""
+"""Stage of a rank that has no open stage."""
 
 LEAST_STALL_S: Final = 1.0
-"""In a post-mortem a rank has not stalled that was quiet for less: the agent looks every 0.5 s."""
+"""Shortest silence, in seconds, that counts as a stall in a post-mortem: the agent reads the rings every 0.5 s."""
 
 
 class HangSuspect(NamedTuple):
     """A rank that the others seem to wait for.
 
     Attributes:
-        stage: its innermost open stage at the last report; ``OTHER`` between two.
+        stage: its innermost open stage at the last report; ``OTHER`` if none was open.
         loader: the loader it waits for, or "".
         quiet_s: seconds without progress, or without a report.
-        silent: its reports stopped: the process is gone, stopped, or cut off.
+        silent: whether its reports stopped: the process has ended, is stopped, or is disconnected.
     """
 
     rank: int
@@ -68,7 +68,7 @@ def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -
     stuck = [report for _, report in sorted(behind.items()) if report.stalled]
     if len(behind) == len(here) or len(stuck) < len(behind):
         return []
-    # When a hang ends, the ranks say so one after the other. One that goes on waits for none.
+    # When a hang ends, the ranks report that one after the other. A rank that makes progress waits for no other.
     since_s = max((each.quiet_s for each in stuck), default=0.0)
     if any(2 * each.quiet_s < since_s for rank, each in here.items() if rank not in behind):
         return []
@@ -76,7 +76,7 @@ def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -
 
 
 def _behind_in_step(reports: Mapping[int, RankReport]) -> Mapping[int, RankReport]:
-    """Returns the ranks least far into their step; if one position is unknown or all are equal, those in an unusual stage."""
+    """Returns the ranks with the lowest position in their step; if one is unknown or all are equal, those in an unusual stage."""
     reached = {rank: _reached(report) for rank, report in reports.items()}
     if None not in reached.values() and len(set(reached.values())) > 1:
         least = min(place for place in reached.values() if place is not None)
@@ -89,7 +89,7 @@ def _behind_in_step(reports: Mapping[int, RankReport]) -> Mapping[int, RankRepor
 
 
 def _reached(report: RankReport) -> int | None:
-    """Returns how far a rank is in its step: the backwards that have ended, then the position; None if that is unknown."""
+    """Returns the progress of a rank in its step: ended backwards, then position; None if that is unknown."""
     inside = report.stage if report.stage in ORDER else report.within
     if inside:
         place = ORDER[inside]
@@ -107,23 +107,23 @@ def _suspect(report: RankReport, quiet_s: float, *, silent: bool) -> HangSuspect
 
 
 SILENT_ENDS = (None, "running", "killed")
-"""States of a process that could not say how it ended; it is "running" until its agent has written that it was killed."""
+"""States of a process that did not record how it ended: "running" stays until its agent records that it was killed."""
 
 OOM_KILL: Final = "OOM kill"
-"""Cause of an end by the kernel, for want of memory: no launcher did that."""
+"""Cause of an end by the kernel for lack of memory, which is not the work of a launcher."""
 
 CLOCKS_AGREE_S: Final = 1.0
-"""By which clocks of two hosts that NTP keeps may differ at most."""
+"""Largest difference, in seconds, between the clocks of two hosts that NTP synchronises."""
 
 NOTICED_S: Final = 0.5
-"""By which a process that a signal ended may have ended before its agent noticed: it looks that often."""
+"""Seconds after which an agent notices at the latest that a signal ended its process: it checks that often."""
 
 NOT_ON_FILE_S: Final = CLOCKS_AGREE_S + 1.0
-"""By which the end of a rank without a recorded end may differ from its last sign: its agent writes every second."""
+"""Seconds by which a rank without a recorded end may have outlived its last sign: its agent writes every second."""
 
 
 def ended_before_s(first: PostmortemDocument, second: PostmortemDocument) -> float:
-    """Returns the seconds by which a rank ended before another; 0 if it did not, or that is not certain."""
+    """Returns the seconds by which a rank ended before another; 0 if it did not, or if that is uncertain."""
     lived_until_s = _last_sign_s(second)
     if first["ended_unix_s"] is None or lived_until_s is None:
         return 0.0
@@ -137,7 +137,7 @@ def ended_before_s(first: PostmortemDocument, second: PostmortemDocument) -> flo
 def ended_first(
     documents: Sequence[PostmortemDocument],
 ) -> tuple[PostmortemDocument, PostmortemDocument, float] | None:
-    """Returns the rank that ended first, the next one, and the seconds between; None where that is not certain."""
+    """Returns the rank that ended first, the next one, and the seconds between; None if that is uncertain."""
     if len(documents) <= 1 or any(document["ended_unix_s"] is None for document in documents):
         return None
     first, second = sorted(documents, key=itemgetter("ended_unix_s"))[:2]
@@ -146,7 +146,7 @@ def ended_first(
 
 
 def suspects_after(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
-    """Returns the ranks that the others waited for, from post-mortems of one attempt, one per rank; ranks that vanished first."""
+    """Returns the ranks that the others waited for, from one post-mortem per rank of one attempt; ranks that vanished first."""
     attempts = {document["attempt"] for document in documents}
     if len(documents) <= 1 or len(attempts) > 1:
         return []
@@ -155,11 +155,11 @@ def suspects_after(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]
     behind = _behind(documents, reports)
     unheard = [place for place in vanished if is_unheard(documents[place])]
     if not unheard and not 0 < 2 * len(vanished) <= len(documents):
-        # Where most were killed, that was the end of the job, and a rank that failed lost its connection meanwhile.
+        # If most were killed, that was the end of the job, and a rank that failed had lost its connection before.
         return behind
-    vanished = unheard or vanished  # what was killed later waited for those
-    # The other ranks had time to fail or to be stopped, so they outlived it; unless it stood still before: the watchdog of a
-    # collective operation ends a rank that has waited for another one too long.
+    vanished = unheard or vanished  # ranks killed later waited for those
+    # The other ranks had time to fail or to be stopped, so they outlived it. But if it had stalled before, the watchdog of a
+    # collective operation may have ended it because it waited too long for another rank.
     waited = all(reports[place].stalled for place in vanished)
     if (
         waited
@@ -171,7 +171,7 @@ def suspects_after(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]
 
 
 def common_place(documents: Sequence[PostmortemDocument]) -> HangSuspect | None:
-    """Returns where all ranks stand still, as the one that came there last; None if they are not in one place, or an end explains it."""
+    """Returns where all ranks are stuck, as the rank that arrived last; None if the places differ, or an end explains the hang."""
     if any(document["state"] in ("failed", "finished") for document in documents):
         return None
     reports = [_report_of(document) for document in documents]
@@ -185,22 +185,22 @@ def common_place(documents: Sequence[PostmortemDocument]) -> HangSuspect | None:
 
 
 def _vanished(document: PostmortemDocument, documents: Sequence[PostmortemDocument]) -> bool:
-    """Returns whether a rank ended without a word, and before those that ended otherwise."""
+    """Returns whether a rank ended without recording it, and not after ranks that recorded their end."""
     if document["alive"] or document["state"] not in SILENT_ENDS:
         return False
-    # A launcher kills a rank that hangs after another one has failed.
+    # A launcher kills a rank that hangs because another one has failed.
     if any(ended_before_s(other, document) for other in documents if other["state"] not in SILENT_ENDS):
         return False
     return not is_unheard(document) or _others_waited(document, documents)
 
 
 def is_unheard(document: PostmortemDocument) -> bool:
-    """Returns whether nothing is known of a rank: its process cannot be seen from here, and its agent no longer writes."""
+    """Returns whether the fate of a rank is unknown: its process is not visible here, and its agent has stopped writing."""
     return document["alive"] is None and document["state"] in (None, "running")
 
 
 def _others_waited(document: PostmortemDocument, documents: Sequence[PostmortemDocument]) -> bool:
-    """Returns whether the others stopped soon after the last sign of a rank. Where they went on, its agent only could not write."""
+    """Returns whether the others stopped soon after the last sign of a rank. If they went on, only its agent could not write."""
     since_s = _last_sign_s(document)
     signs = [(_last_sign_s(each), each) for each in documents]
     if since_s is None or any(sign_s is None for sign_s, _ in signs):
@@ -215,16 +215,16 @@ def _others_waited(document: PostmortemDocument, documents: Sequence[PostmortemD
 
 
 def _last_sign_s(document: PostmortemDocument) -> Any:
-    """Returns the Unix time at which a rank ended, else up to which it lived; None if neither is known."""
+    """Returns the Unix time at which a rank ended, else the last at which it lived; None if neither is known."""
     return document["last_sign_unix_s"] if document["ended_unix_s"] is None else document["ended_unix_s"]
 
 
 def _behind(documents: Sequence[PostmortemDocument], reports: Mapping[int, RankReport]) -> list[HangSuspect]:
-    """Returns the ranks that the others waited for, by their places in the step."""
+    """Returns the ranks that the others waited for, by their positions in the step."""
     if all(document["state"] == "finished" for document in documents):
         return []
     ended = ended_first(documents)
-    if ended and ended[0]["state"] == "failed" and not _report_of(ended[0]).stalled:  # it waited for none
+    if ended and ended[0]["state"] == "failed" and not _report_of(ended[0]).stalled:  # no other was awaited
         return []
     if any(document["warnings"] for document in documents):
         # The first steps are no longer on file, so step numbers are guesses and only positions within a step compare.
@@ -241,7 +241,7 @@ def _may_end_a_step(report: RankReport) -> bool:
 
 
 def _report_of(document: PostmortemDocument) -> RankReport:
-    """Returns the last report that the rank would have sent. It had stalled where it was quiet for longer than any step took."""
+    """Returns the last report that the rank would have sent; stalled if it was silent for longer than any of its steps took."""
     longest_s = max((step["duration_s"] for step in document["recent_steps"]), default=0.0)
     quiet_s = document["quiet_seconds"] or 0.0
     inside = (document["open"] or [{}])[-1]

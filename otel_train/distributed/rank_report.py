@@ -24,13 +24,13 @@ VERSION: Final = 4
 """Reports of another version are ignored."""
 
 NAMED: Final = "named"
-"""Key of the time in all user-defined stages together."""
+"""Key of the time in all user-defined stages together, among the names of built-in stages."""
 
 ON_DEVICE: Final = ("h2d", "forward", "backward")
-"""Stages whose time on a device ranks compare."""
+"""Stages whose device time the ranks compare."""
 
 MOST_COUNTED: Final = 6
-"""Largest counts of samples and tokens, by loader and phase, that keep their loader's name; the rest is added up."""
+"""Number of counts, by loader and phase, that keep the name of their loader, largest first; the rest is added up."""
 
 COUNTED: Final = (SAMPLES.name, TOKENS.name)
 """Metrics counted per rank and published by rank 0 when it exports for all."""
@@ -49,7 +49,7 @@ class RankReport(NamedTuple):
         after, within, backwards: see ``StepPosition``.
         quiet_s: seconds without progress.
         stalled: ``quiet_s`` exceeds its threshold.
-        over: its training loops have ended, so silence is expected.
+        over: whether its training loops have ended, so that silence is expected.
         doing: one of ``catalog.RUN_STATES``.
         away_s: seconds spent in evaluation and checkpoints.
         barrier: stage in which its model waits for the other ranks; "" if unknown.
@@ -58,7 +58,7 @@ class RankReport(NamedTuple):
         events: counts by ``train.rank.event``.
         patience_s: seconds without progress that count as a stall; on rank 0 the largest of any rank.
         counted: samples and tokens by metric, loader and phase, on a rank that counts them.
-        device: seconds of training on the device, by the stages in ``ON_DEVICE``; empty where none is measured.
+        device: seconds of training on the device, by the stages in ``ON_DEVICE``; empty if no device is measured.
         slow: on rank 0 the fields of the ``Straggler`` that it found; empty if there is none.
     """
 
@@ -172,7 +172,7 @@ def _short(name: str) -> str:
 
 
 def _packed(counted: Counted) -> list[list[object]]:
-    """Returns the largest counts by name; the rest of each metric and phase without a loader."""
+    """Returns the counts as rows, the largest with the name of their loader; the rest is added up by metric and phase."""
     largest = sorted(counted, key=lambda key: -counted[key])
     small: Counter[tuple[str, str, str]] = Counter()
     for place, (metric, loader, phase) in enumerate(largest):
@@ -210,7 +210,7 @@ def _train_s(run: RunState) -> dict[str, float]:
 
 
 def _device_s(run: RunState) -> dict[str, float]:
-    """Returns the seconds of phase train on the device: a sample of the calls is measured, and stands for all."""
+    """Returns the seconds of phase train on the device, extrapolated from the calls that were measured."""
     totals = run.totals
     spent: dict[str, float] = {}
     for series, key in enumerate(totals.names.keys[: len(totals.device)]):

@@ -21,7 +21,7 @@ MOST_LOST = 3
 """Connections to the store that may be lost before the exchange stops."""
 
 MOST_HELD = 1024
-"""World size up to which each rank keeps its connection open. Above it the store's host would run out of descriptors."""
+"""World size up to which each rank keeps its connection open. With more, the store's host would run out of file descriptors."""
 
 
 class Store(Protocol):
@@ -48,10 +48,10 @@ class ExchangeRequest(FastNamedTuple):
 
 
 class Exchange:
-    """Writes and reads reports on a daemon thread. A store that blocks, blocks only this thread.
+    """Writes and reads reports on a daemon thread, the only one that a blocked store blocks.
 
     Args:
-        connect: returns a connection to the store; None if there is none. OSError if it does not answer: asked again next time.
+        connect: returns a connection to the store; None if there is none. OSError if it does not answer: tried again next time.
         arrived: called after reports have been fetched.
 
     Attributes:
@@ -163,13 +163,13 @@ PEEK_TIMEOUT_S: Final = 2.0
 _START: Final = "otel_train/start"
 
 _ABSENT: Final = "\x01"
-"""Never the value of a report. ``compare_set`` with it returns at once, where ``get`` waits for the key."""
+"""A value that no report has. ``compare_set`` with it returns at once; ``get`` would wait for the key."""
 
 
 class JobStore:
     """A separate connection to the process group's ``TCPStore``, so that the job's own connection is never blocked.
 
-    ``own``: ``store`` is one already.
+    ``own``: ``store`` is such a connection already.
 
     Raises:
         OSError: the store does not answer.
@@ -233,19 +233,19 @@ def connect(modules: Mapping[str, Any] = sys.modules) -> JobStore | None:
 
 
 _starts: dict[tuple[str, str], str] = {}
-"""By address: a program may end its process group and start another one."""
+"""Id of the start of the job, by the address of its store: a program may end its process group and start another one."""
 
 
 def start_of_job(environ: Mapping[str, str], modules: Mapping[str, Any]) -> str:
     """Returns an id shared by all ranks of this start of the job; "" if they have no common store.
 
     The id is kept in the store that torchrun shares with its workers and keeps across restarts, else in that of the
-    process group. The first rank that asks creates it; no rank waits for another.
+    process group. The first rank that needs it creates it; no rank waits for another.
     """
     address = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if address not in _starts:
         try:
-            # torchrun's workers make a process group at each start, and all starts are one job.
+            # The workers of torchrun make a process group at each restart, but all restarts belong to one start of the job.
             elastic = "TORCHELASTIC_RUN_ID" in environ
             store = _of_torchrun(address, environ, modules) if elastic else connect(modules)
             _starts[address] = "" if store is None else store.agree(_START, os.urandom(8).hex())
@@ -270,7 +270,7 @@ def _of_torchrun(
 
 
 def _peek(address: tuple[str, int]) -> None:
-    """Raises OSError if nothing accepts connections there. Torch would try for half an hour, and print."""
+    """Raises OSError if nothing accepts connections there. torch would retry for half an hour, and print errors."""
     socket.create_connection(address, PEEK_TIMEOUT_S).close()
 
 

@@ -1,4 +1,4 @@
-"""Finds the rank that the others wait for: its own work against theirs, over several windows."""
+"""Finds the rank that the others wait for, by comparing the ranks' own work over several windows of steps."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ WINDOW_STEPS: Final = 8
 """Steps that every rank must make before a window closes. A mean over fewer is noise."""
 
 LONG_WINDOW_STEPS: Final = 10 * WINDOW_STEPS
-"""The same for jobs whose steps vary so much that short windows pick another rank each time, or find steps unequal."""
+"""The same for jobs whose steps vary so much that short windows name a different rank each time, or find unequal steps."""
 
 WORTH_RATIO: Final = 0.05
-"""Share of the step that a rank must cost the others to be a candidate."""
+"""Share of the step that a rank must cost the others to be a candidate for straggler."""
 
 WARNING_RATIO, CRITICAL_RATIO = 0.10, 0.20
 """The same thresholds as for data waits in ``bottleneck.rules``."""
 
 SYNCHRONOUS_RATIO: Final = 0.10
-"""Step durations of ranks that wait for each other differ by less than this share."""
+"""Largest difference, as a share of a step, between step durations of ranks that wait for each other."""
 
 AWAY_RATIO: Final = 0.05
-"""Share of a window spent in evaluation or checkpoints from which the window is ignored if its steps are unequal."""
+"""Share of a window spent in evaluation or checkpoints above which a window with unequal steps is ignored."""
 
 BY_LUCK: Final = 0.001
-"""A rank is named if chance would pick the same rank in that many consecutive windows with at most this probability.
-A run has thousands of windows, and in each of them a streak may end."""
+"""Largest probability at which chance may pick the same rank in so many consecutive windows that it is named. It is small
+because a run has thousands of windows, and a streak may end in each of them."""
 
 LEAST_WINDOWS: Final = 3
 
 STEADY: Final = {3: 70.7, 4: 22.2, 5: 13.0, 6: 9.68, 7: 8.02, 8: 7.06, 9: 6.44, 10: 6.01}
-"""By number of consecutive windows: a rank whose excess is so many times its standard error is named before chance is excluded by
-the number alone. Student's t, one-sided at 0.01 %, a tenth of ``BY_LUCK``, because each window of a streak asks anew."""
+"""By number of consecutive windows: a rank whose mean excess is at least this many standard errors is named, before the number of
+windows alone excludes chance. Student's t, one-sided at 0.01 %: a tenth of ``BY_LUCK``, because it is tested in each window."""
 
 MOST_TOP: Final = 3
-"""Ranks of a window that are published by rank number."""
+"""Ranks with the largest excess in a window, which are published by rank number."""
 
 MOST_SHOWN: Final = 4 * MOST_TOP
-"""Ranks published at once: those of former windows stay while they satisfy the condition, as all ranks of a slow node do."""
+"""Most ranks published at once: those of former windows stay while they satisfy the condition, like all ranks of a slow node."""
 
 LOCAL: Final = tuple(stage.name for stage in STAGES if stage.is_local)
-"""Stages before the barrier when gradients are exchanged in or after backward."""
+"""Stages before the point at which ranks wait for each other, if gradients are exchanged in or after backward."""
 
 LOCAL_OF: Final = {"backward": (*LOCAL, NAMED, "other"), "forward": LOCAL[: LOCAL.index("forward")]}
 """Stages without waiting, by the stage in which the model waits for the other ranks. A sharded model gathers its
@@ -60,8 +60,8 @@ weights in forward. If that stage is unknown (the loop reduces manually, or the 
 ``other`` may contain waiting and is left out."""
 
 ON_DEVICE_OF: Final = {"backward": ("backward",), "forward": ("forward", "backward")}
-"""Stages in which a device waits for other ranks, likewise. Work for a device is begun by the host and waited for anywhere: in a blocking
-copy, in ``.item()``, at a full queue. Where device time is measured, the host's time therefore counts for ``data`` alone."""
+"""Stages in which a device waits for other ranks, by the same key. The host launches device work and waits for it anywhere: in a
+blocking copy, in ``.item()``, at a full queue. So if device time is measured, host time counts for ``data`` alone."""
 
 ADVICE: Final = {
     "data": "Look at what rank {rank} reads: its share of the data, its storage, the CPU left for its workers.",
@@ -83,7 +83,7 @@ class Spread(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """Own work of one rank against the median of the others: (its own - theirs) / theirs, and the stage with the largest excess."""
+    """Own work of a rank relative to the others: (own - median of the others) / median; and the stage with the largest excess."""
 
     rank: int
     host: str
@@ -131,14 +131,14 @@ class Window(NamedTuple):
 
 
 def windows_needed(ranks: float) -> int:
-    """Returns the consecutive windows after which one of so many is named: ``ranks ** (1 - windows) <= BY_LUCK``."""
+    """Returns the consecutive windows after which one of ``ranks`` is named: ``ranks ** (1 - windows) <= BY_LUCK``."""
     return max(LEAST_WINDOWS, 1 + math.ceil(-math.log(BY_LUCK) / math.log(ranks) - 1e-9))
 
 
 class Stragglers:
     """Compares ranks window by window and names one that is slow repeatedly.
 
-    ``slow`` is that rank; ``spread`` and ``top`` are of the last window. ``window_steps``: least length of a window.
+    ``slow``: that rank; ``spread`` and ``top``: those of the last window; ``window_steps``: fewest steps of a window.
     """
 
     def __init__(self, window_steps: int = WINDOW_STEPS) -> None:
@@ -156,7 +156,7 @@ class Stragglers:
         if set(warm) != set(self._begun) or any(
             report.sequence < self._begun[rank].sequence for rank, report in warm.items()
         ):
-            self._begun = dict(warm)  # a rank joined or left: there is nothing to compare with
+            self._begun = dict(warm)  # a rank joined or left: so the window begins anew
             return
         steps = [warm[rank].steps - begun.steps for rank, begun in self._begun.items()]
         if len(warm) <= 1 or len(warm) < len(reports) or min(steps) < self._window_steps:
@@ -166,11 +166,11 @@ class Stragglers:
 
     def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
         window = window_between(begun, now, shown=[excess.rank for excess in self.top])
-        if window is None:  # ranks waited for one that evaluated or saved: neither for nor against
+        if window is None:  # ranks may have waited for one that evaluated or saved: no evidence
             return
         self.spread, self.top, candidate, together = window
         self._unequal = 0 if together else self._unequal + 1
-        if 0 < self._unequal < LEAST_WINDOWS:  # a hiccup: for long, the ranks do not wait for each other
+        if 0 < self._unequal < LEAST_WINDOWS:  # short disturbance, or ranks that do not wait for each other
             return
         if candidate is None or (self._streak and self._streak[-1].host != candidate.host):
             self._streak = []
@@ -184,8 +184,8 @@ def window_between(
 ) -> Window | None:
     """Evaluates one window, from the reports of the same ranks at its start and end.
 
-    None if a rank evaluated or saved in it and the steps are unequal: the others may have waited for that. None as well if the device
-    time of a rank is known since then. As long as that of any is not, the time of the hosts is compared.
+    None if a rank evaluated or saved in it and the steps are unequal: the others may have waited for that. Device time is compared
+    if it is known of all ranks, else host time. None as well if device time became known within the window.
 
     ``shown``: ranks that were among those with the largest excess before.
     """
@@ -229,7 +229,7 @@ def window_between(
 def _on_device(
     begun: Mapping[int, RankReport], now: Mapping[int, RankReport], per_step: np.ndarray, stages: list[str]
 ) -> np.ndarray:
-    """Returns ``per_step`` by the clock of the device, and by the host's for ``data``; 0 elsewhere."""
+    """Returns ``per_step`` with device time for the stages in ``ON_DEVICE``, host time for ``data``, and 0 for other stages."""
     own, ranks = np.zeros_like(per_step), sorted(now)
     own[:, stages.index("data")] = per_step[:, stages.index("data")]
     for stage in ON_DEVICE:
@@ -241,7 +241,7 @@ def _on_device(
 
 
 class _Measured(NamedTuple):
-    """Times per step of a window, a row for each rank: of all stages, of own work by stage and in all, and of waiting for other ranks."""
+    """Seconds per step of a window, one row per rank: by stage on the host, own work by stage and in all, waits for other ranks."""
 
     reports: list[RankReport]
     per_step: np.ndarray
@@ -251,7 +251,7 @@ class _Measured(NamedTuple):
     stages: list[str]
     mine: list[int]
     on_device: bool
-    by_waits: bool  # known from the devices
+    by_waits: bool  # ``waits`` was measured on the devices
 
     @property
     def step_s(self) -> float:
@@ -259,12 +259,12 @@ class _Measured(NamedTuple):
 
     @property
     def together(self) -> bool:
-        """Whether the steps of all ranks are equally long: they wait for each other."""
+        """Whether the steps of all ranks are equally long, because the ranks wait for each other."""
         return float(np.ptp(self.per_step.sum(axis=1))) <= SYNCHRONOUS_RATIO * self.step_s
 
     @property
     def late(self) -> np.ndarray:
-        """How much later than others a rank comes to the point where they wait, up to a constant."""
+        """Seconds by which a rank reaches the point where ranks wait for each other later than others, up to a constant."""
         return -self.waits if self.by_waits else self.work
 
     def excess_s(self, row: int) -> float:
@@ -272,11 +272,11 @@ class _Measured(NamedTuple):
         return float(self.late[row] - np.median(np.delete(self.late, row)))
 
     def waits_s(self, row: int) -> float:
-        """Returns the seconds per step that the others wait longer for other ranks."""
+        """Returns the seconds per step by which the others wait longer for other ranks than this rank does."""
         return float(np.median(np.delete(self.waits, row)) - self.waits[row])
 
     def worst(self, row: int) -> str:
-        """Returns the stage with the largest excess over the median of the others; ``other`` if none makes a device as late as it is."""
+        """Returns the stage with the largest excess over the median of the others; ``other`` if none explains a late device."""
         over = self.own[row] - np.median(np.delete(self.own, row, axis=0), axis=0)
         most = self.mine[_largest(over[self.mine])]
         return "other" if self.by_waits and over[most] < self.excess_s(row) / 2 else self.stages[most]
@@ -287,7 +287,7 @@ class _Measured(NamedTuple):
         for row in [*most[:MOST_TOP], *(row for row in most[MOST_TOP:] if self.reports[row].rank in shown)]:
             excess_s, report = self.excess_s(row), self.reports[row]
             others_s = float(np.median(np.delete(self.work, row)))
-            # What a device does not wait for costs nothing.
+            # Work that the device does not wait for costs nothing.
             costs = not self.on_device or self.waits_s(row) >= excess_s / 2
             if costs and excess_s >= WORTH_RATIO * self.step_s and others_s > 0:
                 found.append(Excess(report.rank, report.host, self.worst(row), excess_s / others_s))
@@ -305,7 +305,7 @@ class _Measured(NamedTuple):
 
 
 def _largest(values: np.ndarray) -> int:
-    """Returns the place of the largest value; of those that only rounding tells apart, the first."""
+    """Returns the index of the largest value; the first one if only rounding distinguishes several."""
     return int(np.argmax(values >= values.max() - 1e-9 * np.abs(values).max()))
 
 
@@ -317,7 +317,7 @@ def _spread(column: np.ndarray, ranks: list[int]) -> Spread:
 
 
 def _repeated(streak: list[Straggler], hosts: list[str]) -> Straggler | None:
-    """Returns the rank that was the slowest again and again, or one of a host whose ranks take turns; None if chance explains it.
+    """Returns the rank that was repeatedly the slowest, or one of a host whose ranks take turns; None if it may be chance.
 
     ``streak``: candidates of one host, oldest first; ``hosts``: the host of every rank.
     """
@@ -344,7 +344,7 @@ def _is_steady(streak: list[Straggler]) -> bool:
 
 
 def _together(streak: list[Straggler]) -> Straggler:
-    """Means over the windows of a streak."""
+    """Returns the means over the windows of a streak."""
     (rank, _), *others = Counter(slow.rank for slow in streak).most_common()
     stages = [slow.stage for slow in streak]
     excess_s, step_s, waits_s = np.mean(
