@@ -1,4 +1,4 @@
-"""Metrics of loaders: workers, queues, builds, endings, memory."""
+"""Metrics of DataLoaders: workers, queues, build times, ends of passes, memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 
 
 class LoaderWatch:
-    """Counts what events do not contain about loaders, and writes it to a MetricBuilder.
+    """Collects facts about loaders that events do not contain, and writes them to a MetricBuilder.
 
     Args:
-        loaders: what a rank reports of each, by name.
+        loaders: returns what the rank reports of each loader, by name.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class LoaderWatch:
         clock: Clock,
     ) -> None:
         self.worker_exits: dict[tuple[str, str], int] = {}
-        """Deaths of workers by loader and cause."""
+        """Unexpected exits of workers, by loader and cause."""
         self._errors = LabelLimiter(c.ERROR_TYPE.bound)
         self._run = run
         self.loaders = loaders
@@ -45,7 +45,7 @@ class LoaderWatch:
             self._run.totals.loaders.add_builds(name, *built)
 
     def add_exits(self, exits: Iterable[tuple[str, WorkerExit]]) -> None:
-        """Adds workers that have died, by loader: each is an event."""
+        """Adds worker exits, by loader, and records an event for each."""
         for loader, (worker, pid, cause) in exits:
             self.worker_exits[loader, cause] = self.worker_exits.get((loader, cause), 0) + 1
             attributes: dict[str, str | int] = {
@@ -58,11 +58,11 @@ class LoaderWatch:
             self._run.spans.event(c.LOADER_WORKER_EXIT_EVENT.name, self._clock(), attributes)
 
     def facts(self) -> dict[str, LoaderFacts]:
-        """Facts by loader that events do not contain."""
+        """Returns the facts about each loader that events do not contain."""
         return {name: self._facts(name, report) for name, report in list(self.loaders().items())}
 
     def write(self, builder: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
-        """Writes the present values. ``folded`` bounds loader names; ``rss_of`` gives resident bytes of a process."""
+        """Writes the current values. ``folded`` bounds loader names; ``rss_of`` returns the resident bytes of a process."""
         for name, report in list(self.loaders().items()):
             label = folded.limit(name)
             self._write_endings(builder, name, label, sized=report.sized)
@@ -89,7 +89,7 @@ class LoaderWatch:
     def _write_endings(self, builder: MetricBuilder, name: str, label: str, *, sized: bool) -> None:
         loaders = self._run.totals.loaders
         born = ("epoch_end", "short", "error") if sized else ("streaming_end", "error")
-        for reason in c.EXHAUSTION_REASON.values:  # a counter born at 1 is invisible to increase()
+        for reason in c.EXHAUSTION_REASON.values:  # from 0 on: increase() does not see a first value of 1
             number = loaders.endings.get((name, reason), 0)
             if number or reason in born:
                 builder.put(c.LOADER_EXHAUSTIONS, number, label, reason)
@@ -97,7 +97,7 @@ class LoaderWatch:
 
     def _write_errors(self, builder: MetricBuilder, name: str, label: str, report: LoaderReport) -> None:
         failures = dict(report.failures)
-        # Born at zero, without a class; what no class is known of (Ctrl-C) stays there.
+        # Exported from 0 on, without a class. Errors of unknown class (Ctrl-C) are counted here.
         rest = max(0, self._run.loader_errors.get(name, 0) - sum(failures.values()))
         builder.put(c.LOADER_ERRORS, rest, label)
         for error, number in failures.items():

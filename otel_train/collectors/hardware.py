@@ -30,37 +30,37 @@ PEAK_FLOPS: Final = {
     "NVIDIA A10": 125e12,
     "NVIDIA L4": 121e12,
 }
-"""Dense BF16 with FP32 accumulation, FLOP/s, by the name that the driver tells.
+"""Dense BF16 with FP32 accumulation, in FLOP/s, by the name that the driver reports.
 
-Source: NVIDIA's data sheets of each, as tables that quote them print them. Of H200, H100 and L4 these print the rate with
-sparsity (1979, 1671, 1513, 242 TFLOP/s), which is twice this. A model that is not here is not guessed.
+Source: NVIDIA's data sheet of each model, as quoted in tables. For H200, H100 and L4 these give the rate with sparsity (1979,
+1671, 1513, 242 TFLOP/s), which is twice the value here. The peak of other models is not guessed.
 """
 
 
 def peak_flops(model: str) -> float:
-    """Returns the peak of a device of exactly this model; 0 where that is not known, as of a part of a device (MIG)."""
+    """Returns the peak FLOP/s of a device of exactly this model; 0 if that is unknown, as for a MIG instance."""
     return PEAK_FLOPS.get(model, 0.0)
 
 
 PROBE_TIMEOUT_S = 0.25
-"""Longest that the export loop waits for an exporter on this machine, once. One that is there answers in milliseconds."""
+"""Longest time, in seconds, that the export loop waits for a local exporter, once. A running one answers in milliseconds."""
 
 DCGM_ENDPOINT = "127.0.0.1:9400"
-"""Address of a DCGM exporter that is probed where the setting ``hardware`` has no address."""
+"""Address that is probed for a DCGM exporter if the setting ``hardware`` has no address."""
 
-_PAGE_START_BYTES = 1 << 16  # enough to see whose page it is
-_WHOLE, _INSTANCE = "GPU-", "MIG-"  # with what the UUID of a device begins, and that of a part of one
+_PAGE_START_BYTES = 1 << 16  # enough to recognise a DCGM exporter
+_WHOLE, _INSTANCE = "GPU-", "MIG-"  # prefixes of the UUID of a device, and of a MIG instance
 _DCGM_MARK = b"DCGM_FI_"
 
 
 class HardwareReader:
-    """Writes NVML's values of the devices in use to a MetricBuilder. No rows without the ``nvml`` extra.
+    """Writes NVML's values of the devices in use to a MetricBuilder. Without the ``nvml`` extra there are no rows.
 
     Args:
         devices: name and UUID of every device in use; none before the program computes on one.
         mode: ``auto`` (only where no DCGM exporter answers), ``on`` or ``off``.
-        exporter_answers: whether one does; asked once.
-        load: gives the ``pynvml`` module, or raises ImportError.
+        exporter_answers: returns whether a DCGM exporter answers; called once.
+        load: returns the ``pynvml`` module, or raises ImportError.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class HardwareReader:
 
     @classmethod
     def of(cls, config: Config, devices: Callable[[], Mapping[str, str]]) -> HardwareReader:
-        """Returns the reader that the settings want."""
+        """Returns the reader that the settings select."""
         given = split_address(config.hardware) is not None
         mode, endpoint = ("auto", config.hardware) if given else (config.hardware, DCGM_ENDPOINT)
         return cls(devices, mode=mode, exporter_answers=lambda: dcgm_answers(endpoint, PROBE_TIMEOUT_S))
@@ -99,7 +99,7 @@ class HardwareReader:
                     self._write(builder, name, uuid)
 
     def close(self) -> None:
-        """Gives NVML back."""
+        """Shuts NVML down."""
         self._over = True
         if self._nvml is not None:
             with self.guard:
@@ -119,7 +119,7 @@ class HardwareReader:
             return False
         try:
             nvml.nvmlInit()
-        except nvml.NVMLError:  # no driver, or a container that may not ask it
+        except nvml.NVMLError:  # no driver, or a container without access to it
             return False
         self._nvml, self._over = nvml, False
         return True
@@ -133,7 +133,7 @@ class HardwareReader:
         if memory is not None:
             builder.put(c.HW_GPU_MEMORY_USAGE, memory.used, name)
             builder.put(c.HW_GPU_MEMORY_LIMIT, memory.total, name)
-        if handle in self._parts:  # utilisation and temperature are of the whole device alone
+        if handle in self._parts:  # utilisation and temperature exist for whole devices only
             return
         for metric, ask in (
             (c.HW_GPU_UTILIZATION, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
@@ -152,7 +152,7 @@ class HardwareReader:
     def _found(self, uuid: str) -> Any:
         """Returns the device, or the MIG instance that this rank uses; None if it cannot be identified.
 
-        CUDA may tell the UUID of the part, which NVML knows by another first word, or that of the device around it.
+        CUDA may report the UUID of the instance, which has another prefix in NVML, or that of the whole device.
         """
         nvml = self._nvml
         if not uuid.startswith(_INSTANCE):
@@ -205,8 +205,8 @@ def dcgm_answers(endpoint: str, timeout_s: float) -> bool:
 class AcceleratorReader:
     """Writes device memory and transfers into a MetricBuilder.
 
-    ``read`` gives the present readings, one per device in use; ``sent`` and ``to_host`` the bytes copied so far, by device.
-    ``device_flops`` is the peak FLOP/s of one device; 0 for what is known of its model.
+    ``read`` returns the current readings, one per device in use; ``sent`` and ``to_host`` the bytes copied so far, by device.
+    ``device_flops``: peak FLOP/s of one device; 0 to use ``peak_flops`` of its model.
     """
 
     def __init__(
@@ -223,14 +223,14 @@ class AcceleratorReader:
         self._guard = Guard("device memory")
 
     def write(self, builder: MetricBuilder) -> None:
-        """Writes the present readings. Without a device in use there is no row: not measured is not zero."""
+        """Writes the current readings. Without a device in use there is no row: a value that is not measured is not zero."""
         if self._guard.closed:
             return
-        with self._guard:  # a device that fails takes no other reading with it
+        with self._guard:  # a device that fails does not prevent other readings
             self._write(builder)
 
     def ooms(self) -> int:
-        """Times that the devices in use ran out of memory, all together."""
+        """Returns how often the devices in use ran out of memory, added up."""
         if not self._guard.closed:
             with self._guard:
                 return sum(memory.ooms or 0 for memory in self._read())

@@ -1,4 +1,4 @@
-"""Memory, CPU and files of processes, from the operating system; peak memory between two instants."""
+"""Memory, CPU time and descriptors of processes, from the operating system; peak memory of an epoch."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _FILES = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
 )
-"""Limit, usage and details under version 2 and version 1 of control groups."""
+"""Files with limit, usage and statistics of a control group, for version 2 and version 1."""
 
 
 class ProcessReader:
-    """Reads a process's values from psutil and the control group; this process's if ``pid`` is None."""
+    """Reads values of a process from psutil, and of its control group; of this process if ``pid`` is None."""
 
     def __init__(self, cgroup: Path = _CGROUP, *, pid: int | None = None) -> None:
         import psutil
@@ -48,7 +48,7 @@ class ProcessReader:
         self._limit, self._files = limited[0] if limited else (total, [])
 
     def write(self, builder: MetricBuilder) -> None:
-        """Writes the current values; those of the machine alone if the process has ended."""
+        """Writes the current values; only those of the machine if the process has ended."""
         if self._process is not None:
             with suppress(self._psutil.Error), self._process.oneshot():
                 self._write_process(builder)
@@ -79,7 +79,7 @@ class ProcessReader:
         return None
 
     def host_memory(self) -> tuple[int, int] | None:
-        """Returns (used, limit) in bytes: of the control group where it has a limit, else of the machine."""
+        """Returns (used, limit) in bytes: of the control group if it has a limit, else of the machine."""
         machine = self._machine()
         if machine is None:
             return None
@@ -91,7 +91,7 @@ class ProcessReader:
 
 
 def _inactive_bytes(stat: Path) -> int:
-    """Returns the bytes of file cache that the kernel would give back: not what the processes need."""
+    """Returns the bytes of page cache that the kernel would reclaim first; the processes do not need them."""
     try:
         lines = [line.split() for line in stat.read_text().splitlines() if line]
     except OSError:
@@ -109,10 +109,10 @@ def _number(path: Path) -> int | None:
 
 
 class CpuWait:
-    """Reads how long the main thread of a process was ready to run and waited for a processor, since the first reading.
+    """Reads how long the main thread of a process has been runnable without a processor, since the first reading.
 
-    The second number of ``schedstat`` is the time on a run queue (https://docs.kernel.org/scheduler/sched-stats.html). A limit
-    of the control group that holds the thread up is in it.
+    The second number of ``schedstat`` is the time on a run queue (https://docs.kernel.org/scheduler/sched-stats.html). It
+    includes throttling by the CPU limit of the control group.
     """
 
     def __init__(self, schedstat: Path) -> None:
@@ -121,7 +121,7 @@ class CpuWait:
         self._last_ns = 0
 
     def read_ns(self) -> int | None:
-        """Returns nanoseconds; the last ones known after the process has ended. None where the kernel does not say."""
+        """Returns nanoseconds; after the process has ended, the last value. None if the kernel does not provide it."""
         if self._begun_ns is None:
             return None
         if (waited_ns := self._waited_ns()) is not None:
@@ -135,21 +135,21 @@ class CpuWait:
             return None
 
 
-# --- the most memory between two instants -----------------------------------------------------------
+# --- peak memory between two instants ---------------------------------------------------------------
 
 MOST_READINGS = 4096
-"""Readings kept for one epoch: a quarter of an hour's worth. Of a longer one two become one, again and again."""
+"""Readings kept for one epoch: 14 minutes of them. In a longer epoch pairs of readings are merged."""
 
 _LIST_EVERY_NS = 10**9
 _REST = 200
-"""Times as long as a look at what is shared has cost the processor, until the next: half a percent."""
+"""Pause between two samples of shared memory, in multiples of the processor time of the last one: half a percent of a core."""
 
 _PROC = Path("/proc/self")
 _KIB = 1024
 
 
 class Reading(NamedTuple):
-    """One sample: bytes held, and the most known to have been held since the last sample."""
+    """One sample: bytes held now, and the most known to have been held since the last sample."""
 
     at_ns: int
     level: int
@@ -157,14 +157,14 @@ class Reading(NamedTuple):
 
 
 class Peak:
-    """The largest of the readings since the last call of ``take``."""
+    """Largest of the readings since the last call of ``take``."""
 
     def __init__(self) -> None:
         self._readings: deque[Reading] = deque()
-        self._level: int | None = None  # before the first of them
+        self._level: int | None = None  # the last reading before them
 
     def add(self, reading: Reading) -> None:
-        """Takes one more, later than those before."""
+        """Adds a reading, later than all others."""
         self._readings.append(reading)
         if len(self._readings) > MOST_READINGS:
             pairs = zip(*[iter(self._readings)] * 2, strict=False)
@@ -194,21 +194,21 @@ class ChildProcess:
         self._shared = 0
 
     def sample(self, now_ns: int) -> None:
-        """Samples which part is shared with other processes. The kernel walks the pages: milliseconds per gigabyte."""
+        """Measures the memory shared with other processes. The kernel walks the page tables: milliseconds per gigabyte."""
         self.sampled_ns = now_ns
         known = self._process.memory_full_info()
         self._shared = known.rss - known.uss
 
     def held(self) -> int:
-        """Returns the resident bytes that are its own."""
+        """Returns the resident bytes that it does not share."""
         return max(0, int(self._process.memory_info().rss) - self._shared)
 
 
 class ProcessTreeReader:
-    """Samples memory of this process and its descendants: resident here, and resident there without shared pages.
+    """Samples memory of a process and its descendants: resident bytes of the process, and unshared ones of the descendants.
 
-    Workers are forks of the program, so ``ps`` shows the program's own pages again in each of them. Without ``proc``, where
-    the kernel tells of the process ``pid`` (this one when None), psutil is asked.
+    Workers are forks of the program, so ``ps`` counts the program's own pages again in each of them. ``proc`` is the folder of
+    process ``pid`` (None: this one) in /proc; where there is no /proc, psutil is used.
     """
 
     def __init__(self, clock: Clock, proc: Path = _PROC, *, pid: int | None = None) -> None:
@@ -226,14 +226,14 @@ class ProcessTreeReader:
         self._highest: int | None = None
 
     def read(self) -> Reading:
-        """Samples once. A new all-time peak of this process is exact."""
+        """Takes a sample. A new all-time peak of the process itself is exact."""
         now_ns = self._clock()
         if now_ns - self._listed_ns >= _LIST_EVERY_NS:
             self._listed_ns = now_ns
             self._children = self._list(now_ns)
         if self._children and now_ns >= self._sample_ns:
             begun_ns = time.thread_time_ns()
-            # What was shared becomes a worker's own with every page that it writes to.
+            # A page that a forked worker writes to is shared no longer, so the measurement is repeated, the oldest first.
             oldest = min(self._children.values(), key=attrgetter("sampled_ns"))
             self._ask(oldest, lambda child: child.sample(now_ns))
             self._sample_ns = now_ns + _REST * (time.thread_time_ns() - begun_ns)
@@ -244,7 +244,7 @@ class ProcessTreeReader:
         return Reading(now_ns, own + others, (highest if risen else own) + others)
 
     def _status(self) -> tuple[int, int]:
-        """Returns the resident bytes of this process: current and all-time peak."""
+        """Returns the resident bytes of the process: current and all-time peak."""
         try:
             text = (self._proc / "status").read_bytes()
         except OSError:
@@ -279,7 +279,7 @@ class ProcessTreeReader:
 
 
 def _descendants(proc: Path) -> list[int]:
-    """Returns the ids of all descendants of the process at ``proc``. Reads no other process: a node may have thousands."""
+    """Returns the ids of all descendants of the process at ``proc``. Reads no other processes: a node may have thousands."""
     found: list[int] = []
     for thread in os.listdir(proc / "task"):  # noqa: PTH208 - a Path for each costs more than the look
         found += map(int, (proc / "task" / thread / "children").read_text().split())
@@ -295,10 +295,10 @@ def _field(text: bytes, name: bytes) -> int | None:
 
 
 MEMORY_KEYS = ("memory_dataset_mb", "memory_cache_mb", "memory_peak_mb", "memory_peak_device_mb")
-"""Flat names of what an epoch came to."""
+"""Flat names of the memory of an epoch, in the order in which ``MemoryMonitor`` determines it."""
 
 LOOK_EVERY_S = 0.2
-"""A buffer held for half a second is met twice. A look costs about 0.1 ms, mostly the system's."""
+"""Seconds between two samples: a buffer held for half a second is seen twice. A sample takes 0.1 ms, mostly in the kernel."""
 
 _ESTIMATE_EVERY_NS = 10 * 10**9
 _MIB = 2**20
@@ -308,10 +308,10 @@ class MemoryMonitor:
     """Samples memory and computes the peak per epoch.
 
     Args:
-        datasets: bytes of the datasets of these loaders, estimated; None where there is none.
-        caches: bytes of the caches known now, by name.
-        devices: bytes taken on the devices in use, as their driver says.
-        tree: reads the memory of the process and of those below it; this one's when None.
+        datasets: returns the estimated bytes of the datasets of these loaders; None if there are none.
+        caches: returns the bytes of the known caches, by name.
+        devices: returns the bytes in use on each device, as reported by its driver.
+        tree: reads the memory of the process and its descendants; None for this process.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class MemoryMonitor:
         self._lock = threading.Lock()
 
     def sample(self) -> float | None:
-        """Reads what is held now; returns in how many seconds again, None for not any more."""
+        """Takes a sample; returns the seconds until the next one, None to stop."""
         if self.guard.closed:
             return None
         with self.guard, self._lock:
