@@ -107,18 +107,18 @@ class ThreadAccount(Nesting):
         self._phases = BatchPhases(sources, self._book, self._decision)
         self._batches = Batches(sources, self._book, self._decision, self._phases)
         self._phases.began = began
-        self._held: list[tuple[int, int]] = []
-        self._latest = Nesting(sources.kinds)
-        self._ahead: Lookahead | None = None
-        self._raised: bool | None = None
+        self._held: list[tuple[int, int]] = []  # events whose meaning is not known yet
+        self._latest = Nesting(sources.kinds)  # open stages after the held events
+        self._lookahead: Lookahead | None = None  # set while an optimizer may have raised
+        self._raised: bool | None = None  # answer of the lookahead
         self._passes: dict[tuple[int, int], Pass] = {}
-        self._starting: Pass | None = None
+        self._starting: Pass | None = None  # the pass whose iterator is being created
         self._in_checkpoint = False
         self._place_instead: Callable[[Item], object] | None = None
         self._ended: dict[int, int] = {}
         """By loader whose pass has ended: ``_REPORTED``, or when a request failed, if the loader may still return a batch."""
-        self._suspended: dict[int, tuple[int, Home]] = {}
-        self._homes: tuple[Home, ...] = ()
+        self._suspended: dict[int, tuple[int, Home]] = {}  # by token: time so far, and the row
+        self._homes: tuple[Home, ...] = ()  # of open calls with several intervals
         self._updated_in_scaler = False
 
     # -- state -------------------------------------------------------------------------------------
@@ -222,15 +222,15 @@ class ThreadAccount(Nesting):
     def _hold(self, ns: int, code: int) -> None:
         """Holds an event, then processes the held ones if their meaning is known now."""
         self._held.append((ns, code))
-        if self._ahead is None:
+        if self._lookahead is None:
             self._latest.edge(ns, code)
             if len(self._held) >= MOST_HELD:
                 self._decision.decide()
             if self._decision.decided or self._decision.shows_nothing:
                 self._release()
         else:
-            self._latest = self._ahead
-            self._raised = self._ahead.raised(ns, code)
+            self._latest = self._lookahead
+            self._raised = self._lookahead.raised(ns, code)
             if self._raised is not None:
                 self._release()
 
@@ -239,12 +239,12 @@ class ThreadAccount(Nesting):
         self.met |= self._latest.met
         held, self._held = self._held, []
         for place, (ns, code) in enumerate(held):
-            if self._is_accounted(ns, code) or self._ahead is None:
+            if self._is_accounted(ns, code) or self._lookahead is None:
                 continue
-            answers = (self._ahead.raised(*edge) for edge in held[place:])
+            answers = (self._lookahead.raised(*edge) for edge in held[place:])
             self._raised = next((raised for raised in answers if raised is not None), None)
             if self._raised is None:
-                self._held, self._latest = held[place:], self._ahead
+                self._held, self._latest = held[place:], self._lookahead
                 return
             self.edge(ns, code)
         if self._decision.decided:
@@ -256,9 +256,9 @@ class ThreadAccount(Nesting):
             return False
         raised, self._raised = self._raised, None
         if raised is None:
-            self._ahead = Lookahead(self._sources.kinds, self, optimizer)
+            self._lookahead = Lookahead(self._sources.kinds, self, optimizer)
             raise NotKnownYetError
-        self._ahead = None
+        self._lookahead = None
         optimizer.asks = not raised
         return raised
 
@@ -277,7 +277,7 @@ class ThreadAccount(Nesting):
         """Processes the held events: no further ones come."""
         self._decision.decide()
         while self._held:
-            self._raised = True if self._ahead is not None else None  # the end of the optimizer will not come
+            self._raised = True if self._lookahead is not None else None  # the optimizer will not end
             self._release()
 
     def close(self, at_ns: int) -> ClosedSteps:

@@ -236,9 +236,9 @@ class Batches:
         self._book = book
         self._decision = decision
         self._phases = phases
-        self._drawn: set[int] = set()
+        self._gave_one_batch: set[int] = set()
         """Loaders whose last pass gave one batch: ``next(iter(loader))``."""
-        self._mates: dict[int, list[int]] = {}
+        self._requested_together: dict[int, list[int]] = {}
         """By loader: the loaders that were last requested together with it, as by ``zip``."""
         self._interrupted: tuple[Pass, Step] | None = None
         """The pass of the batch that a request to another loader interrupted, and the step that was open then."""
@@ -273,13 +273,13 @@ class Batches:
         """Handles a request for a batch. ``since_ns``: the batch begins earlier, at the start of a call that is open."""
         self._phases.begin()
         asked.is_of_model = False
-        self._join_or_part(asked)
+        self._join_or_split(asked)
         batch, row = self.open, []
         if batch is not None and batch.passes and not batch.shows:
             if asked in batch.passes:
                 asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
                 asked.unused = asked.batches
-            elif asked.source in self._mates.get(batch.passes[0].source, ()):
+            elif asked.source in self._requested_together.get(batch.passes[0].source, ()):
                 batch.add(asked)
                 return
             elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
@@ -375,7 +375,7 @@ class Batches:
         self.open = batch
         self.place = self._phases.place_in_none if batch is None else batch.items.append
 
-    def _join_or_part(self, asked: Pass | None) -> None:
+    def _join_or_split(self, asked: Pass | None) -> None:
         """Decides whether loaders that were requested in a row for the first time are requested together.
 
         They are if the first of them is requested next. If the last of them is, it goes on alone. ``asked`` None: no
@@ -392,7 +392,7 @@ class Batches:
             whole.add_items(part.items)  # iterators may be created before the first request
             whole.fetched |= part.fetched
         whole.loader, whole.shows = batch.loader, batch.shows
-        self._mates.update(dict.fromkeys(whole.loaders, whole.loaders))
+        self._requested_together.update(dict.fromkeys(whole.loaders, whole.loaders))
         self._open(whole)
 
     # -- what ends a batch -------------------------------------------------------------------------
@@ -421,17 +421,17 @@ class Batches:
         """Handles the deletion of the iterator of a pass."""
         gone.ended = True
         if gone.batches == 1:
-            gone.drawn_again = gone.source in self._drawn
-            self._drawn.add(gone.source)
+            gone.drawn_again = gone.source in self._gave_one_batch
+            self._gave_one_batch.add(gone.source)
         else:
-            self._drawn.discard(gone.source)
+            self._gave_one_batch.discard(gone.source)
         batch = self.open
         if batch is not None and (
             gone in batch.passes
             or (batch.shows and gone in (batch.left_over, batch.in_hand))
             or self._phases.ends_with(batch, gone)
         ):
-            self._leave_open(batch)
+            self._end_open(batch)
         if self.open is None and any(map(self._ends_waiting, self._phases.waiting)):
             self._phases.book_waiting(ended_too=True, unused_too=False)
 
@@ -439,10 +439,10 @@ class Batches:
         """Returns whether the next backward is of this waiting batch, because its pass goes on, or it evaluates by its name."""
         return before.has_forward and (not before.is_over or self._phases.is_named_evaluation(before))
 
-    def _leave_open(self, batch: Batch) -> None:
+    def _end_open(self, batch: Batch) -> None:
         if batch.fetched and not batch.shows:
             whole = batch.row[0] if batch.row else batch
-            self._join_or_part(None)
+            self._join_or_split(None)
             if all(each.ended for each in whole.passes):  # as after next(iter(loader)): it may still be used
                 self._phases.waiting.append(whole)
                 whole.dropped, last = True, whole.passes[-1]
@@ -485,7 +485,7 @@ class Batches:
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
         """Judges the open batch up to here. ``asked``: the pass that is requested next."""
         if asked is None:
-            self._join_or_part(None)
+            self._join_or_split(None)
         by_batch = self._decision.source is _BY_BATCH
         raised = by_batch and self.open is not None and self.open.has_raised
         if self.open is not None:

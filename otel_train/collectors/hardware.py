@@ -79,7 +79,7 @@ class HardwareReader:
         self._nvml: Any = None
         self._over = mode == "off"
         self._handles: dict[str, Any] = {}
-        self._parts: list[Any] = []
+        self._instances: list[Any] = []
 
     @classmethod
     def of(cls, config: Config, devices: Callable[[], Mapping[str, str]]) -> HardwareReader:
@@ -133,7 +133,7 @@ class HardwareReader:
         if memory is not None:
             builder.put(c.HW_GPU_MEMORY_USAGE, memory.used, name)
             builder.put(c.HW_GPU_MEMORY_LIMIT, memory.total, name)
-        if handle in self._parts:  # utilisation and temperature exist for whole devices only
+        if handle in self._instances:  # utilisation and temperature exist for whole devices only
             return
         for metric, ask in (
             (c.HW_GPU_UTILIZATION, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
@@ -162,15 +162,15 @@ class HardwareReader:
                 if mode is None or not mode[0]:
                     return whole
                 count = nvml.nvmlDeviceGetMaxMigDeviceCount(whole)
-                parts = [part for n in range(count) if (part := self._part(whole, n)) is not None]
-                self._parts += parts
+                parts = [part for n in range(count) if (part := self._instance(whole, n)) is not None]
+                self._instances += parts
                 return parts[0] if len(parts) == 1 else None
             uuid = _INSTANCE + uuid.removeprefix(_WHOLE)
         part = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        self._parts.append(part)
+        self._instances.append(part)
         return part
 
-    def _part(self, whole: Any, index: int) -> Any:
+    def _instance(self, whole: Any, index: int) -> Any:
         return self._asked(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
 
     def _asked(self, ask: Callable[[], Any]) -> Any:

@@ -141,7 +141,7 @@ MOST_READINGS = 4096
 """Readings kept for one epoch: 14 minutes of them. In a longer epoch pairs of readings are merged."""
 
 _LIST_EVERY_NS = 10**9
-_REST = 200
+_PAUSE_FACTOR = 200
 """Pause between two samples of shared memory, in multiples of the processor time of the last one: half a percent of a core."""
 
 _PROC = Path("/proc/self")
@@ -235,10 +235,10 @@ class ProcessTreeReader:
             begun_ns = time.thread_time_ns()
             # A page that a forked worker writes to is shared no longer, so the measurement is repeated, the oldest first.
             oldest = min(self._children.values(), key=attrgetter("sampled_ns"))
-            self._ask(oldest, lambda child: child.sample(now_ns))
-            self._sample_ns = now_ns + _REST * (time.thread_time_ns() - begun_ns)
+            self._query(oldest, lambda child: child.sample(now_ns))
+            self._sample_ns = now_ns + _PAUSE_FACTOR * (time.thread_time_ns() - begun_ns)
         own, highest = self._status()
-        others = sum(self._ask(child, ChildProcess.held) or 0 for child in self._children.values())
+        others = sum(self._query(child, ChildProcess.held) or 0 for child in self._children.values())
         risen = self._highest is not None and highest > self._highest
         self._highest = max(highest, self._highest or 0)
         return Reading(now_ns, own + others, (highest if risen else own) + others)
@@ -250,11 +250,11 @@ class ProcessTreeReader:
         except OSError:
             text = b""
         own, highest = (_field(text, name) for name in (b"VmRSS:", b"VmHWM:"))
-        own = own if own is not None else self._asked_rss()
+        own = own if own is not None else self._psutil_rss()
         return own, highest if highest is not None else own
 
-    def _asked_rss(self) -> int:
-        return self._ask(self._own, lambda own: int(own.memory_info().rss)) or 0 if self._own else 0
+    def _psutil_rss(self) -> int:
+        return self._query(self._own, lambda own: int(own.memory_info().rss)) or 0 if self._own else 0
 
     def _list(self, now_ns: int) -> dict[int, ChildProcess]:
         try:
@@ -264,13 +264,13 @@ class ProcessTreeReader:
             pids = [child.pid for child in found_by]
         found = {pid: child for pid, child in self._children.items() if pid in pids}
         for pid in set(pids).difference(found):
-            child = self._ask(pid, lambda pid: ChildProcess(self._psutil.Process(pid)))
+            child = self._query(pid, lambda pid: ChildProcess(self._psutil.Process(pid)))
             if child is not None:
-                self._ask(child, lambda child: child.sample(now_ns))
+                self._query(child, lambda child: child.sample(now_ns))
                 found[pid] = child
         return found
 
-    def _ask(self, of: T, ask: Callable[[T], R]) -> R | None:
+    def _query(self, of: T, ask: Callable[[T], R]) -> R | None:
         """Returns a value of a process; None if it has ended, or belongs to another user."""
         try:
             return ask(of)

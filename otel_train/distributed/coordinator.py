@@ -263,7 +263,7 @@ class RankMonitor:
         self._speaks = speaks
         self._loaders = LabelLimiter(c.LOADER.bound)
         self._stragglers = Stragglers()
-        self._over_long = Stragglers(LONG_WINDOW_STEPS)
+        self._long_windows = Stragglers(LONG_WINDOW_STEPS)
         self._now_s = 0.0
         self._hang_reported = False
 
@@ -281,7 +281,7 @@ class RankMonitor:
         silent = self._silent_s(self._stall_after_s)
         audible = {rank: each for rank, each in self._known.items() if rank not in silent}
         self._stragglers.take(audible)
-        self._over_long.take(audible)
+        self._long_windows.take(audible)
         excess = {
             (str(one.rank), one.host, _stage_label(one.stage)): one.ratio for one in self._stragglers.top
         }
@@ -313,7 +313,7 @@ class RankMonitor:
     @property
     def slow(self) -> Straggler | None:
         """The current straggler, if there is one."""
-        return self._stragglers.slow or self._over_long.slow
+        return self._stragglers.slow or self._long_windows.slow
 
     def of(self, rank: int) -> RankReport | None:
         """Returns the last report of a rank."""

@@ -208,8 +208,8 @@ def window_between(
     if on_device:
         own = _on_device(begun, now, per_step, stages)
         local = tuple(stage for stage in local if stage in ("data", *ON_DEVICE))
-    mine = [place for place, stage in enumerate(stages) if stage in local]
-    work = own[:, mine].sum(axis=1)
+    own_columns = [place for place, stage in enumerate(stages) if stage in local]
+    work = own[:, own_columns].sum(axis=1)
     waits, by_waits = totals - work, on_device and barrier in ON_DEVICE_OF
     if by_waits:
         waits = own[:, [stages.index(stage) for stage in ON_DEVICE_OF[barrier]]].sum(axis=1)
@@ -219,7 +219,7 @@ def window_between(
         if per_step[:, place].any()
     }
     measured = _Measured(
-        [now[r] for r in ranks], per_step, own, work, waits, stages, mine, on_device, by_waits
+        [now[r] for r in ranks], per_step, own, work, waits, stages, own_columns, on_device, by_waits
     )
     if not measured.together and (away > AWAY_RATIO * (spent.sum(axis=1) + away)).any():
         return None
@@ -249,7 +249,7 @@ class _Measured(NamedTuple):
     work: np.ndarray
     waits: np.ndarray
     stages: list[str]
-    mine: list[int]
+    own_columns: list[int]
     on_device: bool
     by_waits: bool  # ``waits`` was measured on the devices
 
@@ -278,7 +278,7 @@ class _Measured(NamedTuple):
     def worst(self, row: int) -> str:
         """Returns the stage with the largest excess over the median of the others; ``other`` if none explains a late device."""
         over = self.own[row] - np.median(np.delete(self.own, row, axis=0), axis=0)
-        most = self.mine[_largest(over[self.mine])]
+        most = self.own_columns[_largest(over[self.own_columns])]
         return "other" if self.by_waits and over[most] < self.excess_s(row) / 2 else self.stages[most]
 
     def top(self, shown: Sequence[int]) -> tuple[Excess, ...]:
