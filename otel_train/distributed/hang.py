@@ -224,7 +224,7 @@ def _behind(documents: Sequence[PostmortemDocument], reports: Mapping[int, RankR
     if all(document["state"] == "finished" for document in documents):
         return []
     ended = ended_first(documents)
-    if ended and ended[0]["state"] == "failed" and not _report_of(ended[0]).stalled:  # no other was awaited
+    if ended and ended[0]["state"] == "failed" and not _report_of(ended[0]).stalled:  # it was not waiting
         return []
     if any(document["warnings"] for document in documents):
         # The first steps are no longer on file, so step numbers are guesses and only positions within a step compare.
