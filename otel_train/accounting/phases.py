@@ -665,7 +665,7 @@ class BatchPhases:
             else:
                 self._train(batch.items, batch)
         else:
-            book = self._book.evaluate if batch.fetched else self._book.beside  # each batch is one step
+            book = self._book.evaluate if batch.fetched else self._book.beside  # it is counted as a step once
             book(batch.items, phase, batch.loader, batch.loaders)
 
     def _book_own_code(self, items: list[Item], batch: Batch, *, of_step: bool) -> None:
