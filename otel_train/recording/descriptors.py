@@ -1,6 +1,6 @@
-"""File descriptors of otel_train in the training process, which may need all that it is allowed.
+"""File descriptors that otel_train opens in the training process: moved out of the program's range, and kept few.
 
-A worker of a DataLoader imports this module, so it imports nothing heavy.
+DataLoader workers import this module, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,47 +14,50 @@ from contextlib import suppress
 from typing import Any
 
 LEAST_LEFT = 64
-"""Descriptors that must be left to the program: workers of loaders take several each, and torch waits for ever without one."""
+"""Descriptors that must be left to the program: each DataLoader worker needs several, and torch waits for ever without one."""
 
-_HIGHEST = 4096
-"""Numbers above this one would make every fork copy a large table."""
+_MAX_DESCRIPTOR = 4096
+"""Highest number that a descriptor is moved to: a higher one would make every fork copy a large descriptor table."""
 
-_AGENT = 16384
-"""An agent takes some ten for each rank of its node."""
+_AGENT_LIMIT = 16384
+"""Soft limit of open files in an agent, which needs some ten for each rank of its node."""
 
-_SPARE = 64
+_RANGE = 64
+"""Size of the range of numbers that descriptors are moved to."""
+
 _limit = allocate_lock()
 
 
 def set_aside(descriptor: int) -> int:
-    """Returns a copy of a descriptor under a number that the program does not reach; -1 where there can be none.
+    """Returns a copy of a descriptor with a number that the program does not reach; -1 if there can be none.
 
-    Above the soft limit, where the hard one allows it, it takes none of the program's. A program that closes descriptors it does
-    not know of meets it less often, and what it opens then does not get the number.
+    The number is above the soft limit of open files (RLIMIT_NOFILE) if the hard limit allows it, so the copy does not count
+    against that limit. A program that closes all descriptors up to its limit is less likely to close the copy, and a file
+    that it opens afterwards does not get the number.
 
-    Where the process has threads, the kernel takes some 20 ms to enlarge its table to so high a number: not for the training thread.
+    In a process with threads the kernel takes some 20 ms to enlarge the descriptor table: not for the training thread.
     """
-    if not _limit.acquire(timeout=1.0):  # it was held while this process was forked
+    if not _limit.acquire(timeout=1.0):  # a thread held it while this process was forked
         return -1
     try:
-        return _copied(descriptor)
-    except (ImportError, OSError, ValueError):  # no such limits here, or too few are left
+        return _duplicate(descriptor)
+    except (ImportError, OSError, ValueError):  # the system has no such limits, or no descriptor is left
         return -1
     finally:
         _limit.release()
 
 
-def _copied(descriptor: int) -> int:
+def _duplicate(descriptor: int) -> int:
     import fcntl
     import resource
 
     kind = resource.RLIMIT_NOFILE
     soft, hard = resource.getrlimit(kind)
-    is_above = 0 < soft <= _HIGHEST and (hard < 0 or soft + _SPARE <= hard)
-    lowest = soft if is_above else max(0, (soft if 0 < soft < _HIGHEST else _HIGHEST) - _SPARE)
+    is_above = 0 < soft <= _MAX_DESCRIPTOR and (hard < 0 or soft + _RANGE <= hard)
+    lowest = soft if is_above else max(0, (soft if 0 < soft < _MAX_DESCRIPTOR else _MAX_DESCRIPTOR) - _RANGE)
     try:
         if is_above:
-            resource.setrlimit(kind, (soft + _SPARE, hard))
+            resource.setrlimit(kind, (soft + _RANGE, hard))
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
     finally:
         if is_above:
@@ -62,16 +65,16 @@ def _copied(descriptor: int) -> int:
 
 
 def require_descriptors(*, above: bool) -> None:
-    """Checks that enough descriptors are left to the program.
+    """Checks that ``LEAST_LEFT`` descriptors are left to the program.
 
     Args:
-        above: otel_train's own are set aside, so the hard limit counts.
+        above: otel_train's descriptors are moved above the soft limit, so the hard limit counts.
 
     Raises:
-        OSError: they are not.
+        OSError: fewer are left.
     """
     most = -1
-    with suppress(ImportError, OSError):  # a system without limits, or a sandbox that tells none
+    with suppress(ImportError, OSError):  # a system without limits, or a sandbox that hides them
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1 if above else 0]
@@ -85,20 +88,22 @@ def require_descriptors(*, above: bool) -> None:
 
 
 def raise_soft_limit() -> None:
-    """Lets this process open more files than the program, whose limits it has inherited; for an agent."""
+    """Lets an agent process open more files than the program, whose limits it has inherited."""
     import resource
 
     with suppress(OSError):  # a sandbox refuses it: the agent works as far as the limit goes
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if 0 <= soft < _AGENT and soft != hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (_AGENT if hard < 0 else min(_AGENT, hard), hard))
+        if 0 <= soft < _AGENT_LIMIT and soft != hard:
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (_AGENT_LIMIT if hard < 0 else min(_AGENT_LIMIT, hard), hard)
+            )
 
 
 def unnamed_file() -> int:
-    """Returns a descriptor of memory without a name; of a file without one where the system has no such memory.
+    """Returns the descriptor of anonymous memory (memfd_create(2)), or of an unlinked file on a system without it.
 
     Raises:
-        OSError: neither can be had.
+        OSError: neither can be made.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create("otel_train", os.MFD_CLOEXEC)
@@ -109,7 +114,7 @@ def unnamed_file() -> int:
 
 
 def mapped(descriptor: int, size_bytes: int) -> memoryview:
-    """Returns the memory of a file, shared; it is unmapped once nothing uses it.
+    """Maps a file into shared memory and returns that; it is unmapped once nothing references it.
 
     Raises:
         OSError: it cannot be mapped.
@@ -118,7 +123,8 @@ def mapped(descriptor: int, size_bytes: int) -> memoryview:
         return memoryview(mmap.mmap(descriptor, size_bytes, trackfd=False))
     import ctypes  # torch and numpy have imported it
 
-    # ``mmap.mmap`` keeps a copy of the descriptor, and closes its number at the end, whoever has that by then.
+    # ``mmap.mmap`` keeps a copy of the descriptor and closes it at the end, even if the program has closed that number and
+    # opened a file of its own under it.
     library: Any = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = [
