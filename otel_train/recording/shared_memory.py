@@ -4,15 +4,15 @@ The same bytes are the file ``flight.bin``, which ``flight_recorder`` reads.
 
 Layout (little-endian, offsets in bytes):
 
-    0        header     magic, then int64 fields (``Header``), then the signal that came to end the process, then a number
-                        that changes when there is something to report, then when the rank ended its run,
-                        and how; in the file then the steps that the agent has seen end
+    0        header     magic, then int64 fields (``Header``), then the number of the signal that ended the process, then a
+                        number that changes when the rank has something to report, then when and how the rank ended its run;
+                        in the file also the number of steps that the agent has seen end (``STEPS``)
     4096     directory  one 128-byte entry per ring (``ENTRY``)
-    8192     names      two halves of JSON; the header says which one is whole
-    ...      rings      the training thread's first, then the small ones of other threads
+    8192     names      two halves of JSON; the header says which one is valid
+    ...      rings      that of the training thread, then the smaller ones of other threads
 
-Memory that is shared goes on behind the rings, with what devices did (``DeviceRing``), then with logged values and with
-operations that wait for a report (``PendingEntries``). No file has that.
+Behind the rings the memory, but not the file, has the records of device events (``DeviceRing``), then the logged values and the
+operations that wait for a report (``PendingEntries``).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 MAGIC = b"OTELTRN1"
 PAGE = 4096
 SIDE_RINGS = 15
-"""Threads beside the first that have a ring in the file; further ones get plain memory."""
+"""Threads besides the training thread that have a shared ring; rings of further threads are not shared, and never read."""
 
 HEADER = struct.Struct("<8s9q")
 CHANGES_OFFSET = HEADER.size + 8
 ENDED_OFFSET = CHANGES_OFFSET + 8
 STEPS_OFFSET = ENDED_OFFSET + 24
 STEPS = struct.Struct("<2q")
-"""Training steps that the agent has seen end, and when the last of them did, on the monotonic clock; zeros before."""
+"""Training steps that the agent has seen end, and when the last of them ended, on the monotonic clock; zeros before."""
 ENTRY = struct.Struct("<5q80sq")
 ENTRY_BYTES = 128
 PROGRESS_OFFSET = 24
@@ -77,9 +77,9 @@ class RingEntry(FastNamedTuple):
     """Table entry of one ring.
 
     Attributes:
-        used: whether a thread has it now (1), had it (2) or never did (0).
-        written: edges written when the agent last polled.
-        engine: the thread is one of autograd's own.
+        used: 1: a thread has the ring; 2 (``OVER``): that thread has ended; 0 (``FREE``): no thread has it.
+        written: number of events written when the agent last polled.
+        engine: whether the thread is a worker thread of autograd.
     """
 
     used: int
@@ -90,13 +90,13 @@ class RingEntry(FastNamedTuple):
 
 
 class RankMemory:
-    """Memory in this layout, for its rank and for the agent.
+    """Accesses memory in this layout, in the rank and in the agent.
 
     Args:
-        header: what it begins with; None where that is written already.
+        header: the header that will be written to it; None to read the one that it has.
 
     Attributes:
-        end_of_rings: where the rings end, in bytes: what a flight file holds.
+        end_of_rings: offset of the end of the rings in bytes, which is the size of a flight file.
     """
 
     def __init__(self, memory: mmap.mmap | memoryview, header: Header | None = None) -> None:
@@ -106,7 +106,7 @@ class RankMemory:
         self.end_of_rings = end_of_rings(*self._rings)
 
     def place(self, slot: int) -> tuple[int, int]:
-        """Returns where a ring begins, in bytes, and its words. Ring 0 is the training thread's."""
+        """Returns the offset of a ring in bytes, and its size in words. Ring 0 is that of the training thread."""
         offset, edges = ring_place(slot, *self._rings[:2])
         return offset, edges * EDGE_WORDS
 
@@ -115,12 +115,12 @@ class RankMemory:
         return self._words(*self.place(slot))
 
     def progress(self, slot: int) -> memoryview:
-        """Returns the position of a ring's writer, and the time it has spent."""
+        """Returns the two words ``progress`` of a ring; see ``Ring``."""
         return self._words(PAGE + slot * ENTRY_BYTES + PROGRESS_OFFSET, 2)
 
     @property
     def signal_word(self) -> memoryview:
-        """Number of the signal that ended the process."""
+        """Number of the signal that ended the process; 0 for none."""
         return self._words(HEADER.size, 1)
 
     @property
@@ -130,32 +130,32 @@ class RankMemory:
 
     @property
     def ended_word(self) -> memoryview:
-        """When the rank ended its run, on the monotonic clock; 0 before. It may wait for the agent then, which is no time of the run."""
+        """Time at which the rank ended its run, on the monotonic clock; 0 before. Its wait for the agent afterwards is not run time."""
         return self._words(ENDED_OFFSET, 1)
 
     @property
     def end_state_words(self) -> memoryview:
-        """How it ended, an index of ``exit_hook.ENDS``, and whether that is assumed; written before ``ended_word``."""
+        """How the run ended, an index of ``exit_hook.ENDS``, and whether that is assumed; written before ``ended_word``."""
         return self._words(ENDED_OFFSET + WORD, 2)
 
     @property
     def device_ring(self) -> memoryview:
-        """Where it is written what devices did: memory of a ``DeviceRing``."""
+        """Memory of the ``DeviceRing``."""
         return self._words(self.end_of_rings, DEVICE_RING_WORDS)
 
     def pending(self, index: int) -> memoryview:
-        """Returns the memory of ``PendingEntries``: 0 of logged values, 1 of operations."""
+        """Returns the memory of ``PendingEntries``; index 0: logged values, 1: operations."""
         start = pending_place(index, self.end_of_rings)
         return self.view[start : start + PENDING_BYTES]
 
     def names(self) -> bytes:
-        """Returns the table of names, as text; it may be torn if the rank is writing it."""
+        """Returns the table of names as JSON text; it may be torn if the rank writes it at the same time."""
         header = Header(*HEADER.unpack_from(self.view))
         start = NAMES_OFFSET + header.names_half * NAMES_HALF
         return bytes(self.view[start : start + header.names_bytes])
 
     def positions(self) -> list[tuple[int, int]]:
-        """Returns of every ring that is or was used: its number, and words written."""
+        """Returns number and written words of every ring that is or was in use."""
         return [
             (slot, entry[3])
             for slot, entry in self._entries(range(self._rings[2] + 1))
@@ -163,13 +163,13 @@ class RankMemory:
         ]
 
     def entries(self) -> Iterator[tuple[int, int, int, str, bool]]:
-        """Yields of every ring that is used: its number, whether its thread is over, and the thread."""
-        slots = [slot for slot, used in enumerate(self._lowest_bytes()) if used]  # one or two of sixteen
+        """Yields of every ring in use: its number, ``used``, and identity, name and ``engine`` of its thread; see ``RingEntry``."""
+        slots = [slot for slot, used in enumerate(self._lowest_bytes()) if used]  # mostly 1 or 2 of 16
         for slot, (used, ident, _, _, _, name, engine) in self._entries(slots):
             yield slot, used, ident, name.rstrip(b"\0").decode(errors="replace"), bool(engine)
 
     def free(self, slot: int) -> None:
-        """Frees a ring that has been read to its end: the rank may give it to another thread."""
+        """Frees a ring that has been read to its end, so that the rank can give it to another thread."""
         self._set_used(slot, FREE)
 
     def _entries(self, slots: Iterable[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
@@ -177,7 +177,7 @@ class RankMemory:
             yield slot, ENTRY.unpack_from(self.view, PAGE + slot * ENTRY_BYTES)
 
     def _lowest_bytes(self) -> bytes:
-        """Returns of each entry the first byte, which says whether its ring is used."""
+        """Returns the lowest byte of ``used`` of each entry."""
         return bytes(self.view[PAGE : PAGE + (self._rings[2] + 1) * ENTRY_BYTES : ENTRY_BYTES])
 
     def _set_used(self, slot: int, used: int) -> None:
@@ -189,14 +189,14 @@ class RankMemory:
 
 
 class FlightMemory(RankMemory):
-    """Allocates the memory, shared with an agent. It is not backed by a file.
+    """Allocates anonymous memory that an agent can map, and writes to it in the rank.
 
     Args:
-        main_edges: edges of the training thread's ring, a power of two.
-        anchor: one instant on both clocks, so that a reader can tell the time.
+        main_edges: number of events that the ring of the training thread holds, a power of two.
+        anchor: one moment on both clocks, so that a reader can convert times to wall-clock time.
 
     Attributes:
-        descriptor: what another process is handed to map it; -1 where that cannot be.
+        descriptor: passed to the agent process, which maps it; -1 if the memory cannot be shared.
     """
 
     def __init__(self, main_edges: int, anchor: Anchor) -> None:
@@ -209,7 +209,7 @@ class FlightMemory(RankMemory):
         self._write_header()
 
     def write_entry(self, index: int, entry: RingEntry) -> None:
-        """Stores which thread has ring ``index`` and its position. The field that marks it as used is written last."""
+        """Stores which thread has ring ``index``. The field that marks it as used is written last."""
         at = PAGE + index * ENTRY_BYTES
         name = struct.pack(f"<{_NAME_BYTES}sq", entry.thread.encode(), int(entry.engine))
         self.view[at + _NAME_OFFSET : at + ENTRY_BYTES] = name
@@ -217,16 +217,16 @@ class FlightMemory(RankMemory):
         self._set_used(index, entry.used)
 
     def end_entry(self, index: int) -> None:
-        """Records that the thread that has ring ``index`` is over."""
-        with contextlib.suppress(ValueError):  # the memory has been given back
+        """Records that the thread that has ring ``index`` has ended."""
+        with contextlib.suppress(ValueError):  # the memory has been released
             self._set_used(index, OVER)
 
     def free_entries(self) -> list[int]:
-        """Rings that no thread has, and that have been read to their end by whoever shares the memory."""
+        """Returns the rings that no thread has and that the agent has read to the end."""
         return [index for index, used in enumerate(self._lowest_bytes()) if index and not used]
 
     def write_names(self, names: str) -> None:
-        """Stores the names of sources, as JSON in ASCII. If they do not fit, the oldest are kept."""
+        """Stores the names of sources, as JSON in ASCII. A table that does not fit is left out; the previous one stays."""
         if len(names) > NAMES_HALF:
             return
         text = names.encode()
@@ -237,7 +237,7 @@ class FlightMemory(RankMemory):
         self._write_header()
 
     def set_descriptor_aside(self) -> None:
-        """Moves the descriptor to a number that the program does not reach. Not for the training thread: see ``set_aside``."""
+        """Moves the descriptor to a number that the program does not reach; slow, see ``descriptors.set_aside``."""
         with self._moving:
             copy = set_aside(self.descriptor) if self.descriptor >= 0 else -1
             if copy >= 0:
@@ -245,14 +245,14 @@ class FlightMemory(RankMemory):
                 self.descriptor = copy
 
     def close(self) -> None:
-        """Releases the memory; what a thread still maps is freed with that thread."""
+        """Releases the memory; the mapping lasts as long as a thread holds its ring."""
         with self._moving:
             if self.descriptor >= 0:
                 with contextlib.suppress(OSError):  # the program has closed it
                     os.close(self.descriptor)
                 self.descriptor = -1
         self.view.release()
-        with contextlib.suppress(BufferError):  # a thread may still hold its ring: freed with it
+        with contextlib.suppress(BufferError):  # a thread still holds its ring
             self.map.release()
 
     def _allocate(self, size: int) -> memoryview:
@@ -261,7 +261,7 @@ class FlightMemory(RankMemory):
             os.ftruncate(self.descriptor, size)
             return mapped(self.descriptor, size)
         except OSError:
-            # None is left, or RLIMIT_FSIZE forbids it: then the agent is a thread of this process.
+            # No descriptor is left, or RLIMIT_FSIZE forbids the size: the agent runs in a thread of this process.
             if self.descriptor >= 0:
                 os.close(self.descriptor)
                 self.descriptor = -1
@@ -272,7 +272,7 @@ class FlightMemory(RankMemory):
 
 
 def ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:
-    """Returns where ring ``index`` begins, in bytes, and how many edges it holds."""
+    """Returns the offset of ring ``index`` in bytes, and the number of events that it holds."""
     if index == 0:
         return RINGS_OFFSET, main_edges
     past = main_edges + (index - 1) * side_edges
@@ -280,22 +280,22 @@ def ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:
 
 
 def pending_place(index: int, end_of_rings: int) -> int:
-    """Returns where the memory of ``PendingEntries`` ``index`` begins, in bytes."""
+    """Returns the offset of the memory of ``PendingEntries`` ``index`` in bytes; see ``RankMemory.pending``."""
     return end_of_rings + DEVICE_RING_WORDS * WORD + index * PENDING_BYTES
 
 
 def end_of_rings(main_edges: int, side_edges: int, side_rings: int) -> int:
-    """Returns where the rings end, in bytes from the beginning: what a flight file holds."""
+    """Returns the offset of the end of the rings in bytes, which is the size of a flight file."""
     offset, edges = ring_place(side_rings, main_edges, side_edges)
     return offset + edges * EDGE_WORDS * WORD
 
 
-# --- what devices did -------------------------------------------------------------------------------
-# int64 words: a head (records written in all, the instant until which it is complete, six unused), then ``RECORDS`` records
+# --- records of device events -----------------------------------------------------------------------
+# int64 words: a head (records written so far, monotonic time up to which they are complete, six unused), then ``RECORDS`` records
 # of ``RECORD_WORDS``. One writer: ``DeviceRing``, or the reader of device events in ``_device_events.c``.
 
 MOST_DEVICES = 16
-"""Devices of one process whose time is taken, at most."""
+"""Most devices of one process whose time is measured."""
 
 HEAD_WORDS = 8
 _FIXED_WORDS = 6
@@ -305,17 +305,17 @@ DEVICE_RING_WORDS = HEAD_WORDS + RECORDS * RECORD_WORDS
 
 
 class Record(FastNamedTuple):
-    """Time at which a device reached an event, or a stamp: an event that a device reached as soon as it was recorded.
+    """Time at which devices reached a device event, or a stamp: a device event that was reached as soon as it was recorded.
 
     Attributes:
-        devices: that the edge was recorded on; 0 for a stamp, which is of the first device.
-        host_ns: when the host recorded the edge.
-        code: of the edge. With op ``MARK`` it is the first of a step that is not timed: the last of the one before, and
-            nothing else.
-        since_ns: the first device had not got there before; on the host's clock.
-        reached_ns: it had by then.
-        elapsed_ns: by device, from the edge before to this one, on the device's clock; 0 for a device that the edge before
-            was not recorded on.
+        devices: number of devices that the event was recorded on; 0 for a stamp, which is of the first device.
+        host_ns: when the host recorded the event.
+        code: code of the event in the ring. With op ``MARK`` a step that is not timed begins here, and the event only ends the
+            step before.
+        since_ns: latest time, on the host's clock, at which the first device is known not to have reached the event.
+        reached_ns: earliest time, on the host's clock, at which it is known to have reached it.
+        elapsed_ns: by device, time from the event before to this one, on the device's clock; 0 for a device that the event
+            before was not recorded on.
     """
 
     devices: int
@@ -328,7 +328,7 @@ class Record(FastNamedTuple):
 
 
 class DeviceRing:
-    """Writes records; ``_device_events.c`` does the same in C."""
+    """Writes ``Record`` objects to shared memory; ``_device_events.c`` does the same in C."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -350,7 +350,7 @@ class DeviceRingReader:
     """Reads records without blocking their writer.
 
     Attributes:
-        missed: records that were overwritten before they could be read.
+        missed: number of records that were overwritten before they could be read.
     """
 
     def __init__(self, words: memoryview) -> None:
@@ -359,11 +359,11 @@ class DeviceRingReader:
         self._taken = 0
 
     def read(self) -> tuple[list[Record], int]:
-        """Returns every record since the last call, and the instant until which they are complete; 0 while no device is timed."""
+        """Returns the records since the last call, and the time up to which they are complete; 0 while no device is timed."""
         until_ns, written = self._words[1], self._words[0]
         first = max(self._taken, written - RECORDS)
         records = [self._record(number) for number in range(first, written)]
-        # The slot after the published number may be half written: it held the record one lap earlier.
+        # The slot after the published number may be half written; its former record is ``RECORDS`` records older.
         whole = max(first, min(written, self._words[0] + 1 - RECORDS))
         self.missed += whole - self._taken
         self._taken = written
@@ -376,10 +376,10 @@ class DeviceRingReader:
         return Record(devices, host_ns, code, step, since_ns, reached_ns, tuple(elapsed_ns))
 
 
-# --- what waits for a report ------------------------------------------------------------------------
-# Kept where the agent finds it if the process is killed before: a head (one int64: entries that have been reported) and
-# ``ENTRIES`` slots. A slot has the number of its entry plus one, which is written last, then a kind, three int64, a float64,
-# and text. One thread at a time writes a slot.
+# --- entries that wait for a report -----------------------------------------------------------------
+# In shared memory, so that the agent has them if the process is killed before its next report: a head (one int64: number of
+# reported entries) and ``ENTRIES`` slots. A slot has the number of its entry plus one, which is written last, then a kind, three
+# int64, a float64, the length of a text, and the text. One thread at a time writes a slot.
 
 ENTRIES = 4096
 SLOT_BYTES = 256
@@ -388,17 +388,13 @@ _BODY = struct.Struct("<4qdq")
 _HEAD_BYTES = _NUMBER.size
 _TEXT = _HEAD_BYTES + _BODY.size
 TEXT_BYTES = SLOT_BYTES - _TEXT
-"""An entry with a longer text is not kept: it is lost with the process, as a tensor that was not read is."""
+"""Longest text in bytes. An entry with a longer text is not kept here, and lost if the process is killed."""
 
 PENDING_BYTES = _HEAD_BYTES + ENTRIES * SLOT_BYTES
 
 
 class PendingEntry(FastNamedTuple):
-    """One numbered entry: a logged value or timed operation.
-
-    Attributes:
-        numbers: three integers; the caller's.
-    """
+    """One numbered entry: a logged value or timed operation. The writer defines its fields."""
 
     kind: int
     numbers: tuple[int, int, int] = (0, 0, 0)
@@ -415,12 +411,12 @@ class PendingEntries:
 
     def __init__(self, memory: memoryview | None = None) -> None:
         self._memory = memory
-        self._numbers = itertools.count()  # a call of next() is whole, whatever thread makes it
+        self._numbers = itertools.count()  # next() of it is atomic
 
     def add(
         self, kind: int, first: int, second: int = 0, third: int = 0, *, value: float = 0.0, text: str = ""
     ) -> int:
-        """Keeps a ``PendingEntry`` of these; kind 0: number one that cannot be kept. Returns its number."""
+        """Stores a ``PendingEntry`` of these and returns its number; kind 0: only numbers an entry that cannot be stored."""
         number, memory = next(self._numbers), self._memory
         if not kind or memory is None:
             return number
@@ -439,14 +435,14 @@ class PendingEntries:
             _NUMBER.pack_into(self._memory, 0, before)
 
     def release_memory(self) -> None:
-        """Keeps nothing more: the memory is given back, or is that of the parent of this process."""
+        """Stores nothing more: the memory is released, or belongs to the parent of this forked process."""
         self._memory = None
 
 
 def unreported(memory: memoryview) -> list[PendingEntry]:
-    """Entries that were never reported, oldest first. Call it after the writer has died.
+    """Returns the entries that were never reported, oldest first. Call it after the writer has died.
 
-    A slot that was half written, or holds what cannot be read, is left out.
+    A slot that is half written or unreadable is left out.
     """
     (reported,) = _NUMBER.unpack_from(memory)
     found = []
