@@ -28,7 +28,9 @@ from otel_train.safety import free_in_forks
 if TYPE_CHECKING:
     from otel_train.datamodel import Clock
 
-_PLAIN_EDGES = 4096
+_UNREAD_RING_EDGES = 4096
+"""Events held by a ring in memory of this process, which no agent reads."""
+
 _log = logging.getLogger("otel_train")
 
 _FORK_TRAINS = (
@@ -38,13 +40,13 @@ _FORK_TRAINS = (
 
 
 class ThreadRing:
-    """One thread that writes edges.
+    """A thread that writes events, and its ring.
 
     Attributes:
-        slot: place in the flight memory, -1 in plain memory.
-        engine: it is one of autograd's own: what it does belongs to the backward that waits for it.
-        ended: the thread is over; the ring can be given to another once it has been read.
-        at_end: what notices that it is over; None where that is not needed.
+        slot: number of the ring in shared memory; -1 for a ring in memory of this process alone.
+        engine: whether it is a worker thread of autograd: its events belong to the backward that waits for it.
+        ended: the thread has ended; its ring can be given to another thread once it has been read.
+        at_end: finalizer that is called as the thread ends; None for the ring of the main thread.
     """
 
     __slots__ = ("at_end", "ended", "engine", "ident", "name", "ring", "slot")
@@ -60,7 +62,7 @@ class ThreadRing:
 
 
 class _ThreadLifetime:
-    """Lives as long as its thread."""
+    """Object in thread-local storage, so that its finalizer is called as the thread ends."""
 
     __slots__ = ("__weakref__",)
 
@@ -68,14 +70,14 @@ class _ThreadLifetime:
 class Recorder:
     """Gives every thread a ring buffer and every source a number.
 
-    ``edge(code)`` is all that the hooks call. In the thread that made the recorder it goes straight to
-    that thread's ring; in another thread it looks the ring up.
+    Hooks call ``edge(code)`` alone. In the thread that made the recorder it writes to the ring of
+    that thread; in another thread it looks the ring up first.
 
     Args:
-        in_backward: whether the calling thread is running a node of autograd's graph right now.
+        in_backward: returns whether the calling thread is running a node of autograd's graph.
 
     Attributes:
-        when_silenced: called when this recorder falls silent, also in a forked child.
+        when_silenced: called when this recorder stops recording, also in a forked child.
     """
 
     def __init__(
@@ -126,13 +128,13 @@ class Recorder:
     def changed(self) -> None:
         """Signals that the agent needs a report before it reads later events.
 
-        One store: any thread may call it, also in a signal handler. What it announces must have been stored before.
+        It is one store, so any thread and any signal handler may call it. Call it after the change has been stored.
         """
         if not self._closed:
             self._changes[0] = next(self._change_numbers)
 
     def positions(self) -> tuple[tuple[int, int], ...]:
-        """Returns the edges written, by ring in the flight memory."""
+        """Returns the number of each ring in shared memory, and the events written to it."""
         return tuple((thread.slot, thread.ring.written) for thread in list(self.threads) if thread.slot >= 0)
 
     @property
@@ -151,44 +153,44 @@ class Recorder:
 
     @property
     def device_ring(self) -> memoryview:
-        """Where it is written what devices did."""
+        """Memory of the ``DeviceRing``."""
         return self._memory.device_ring
 
     @property
     def unread(self) -> int:
-        """Edges that nothing reads: of threads for which the shared memory has no ring."""
+        """Number of events of threads for which shared memory has no ring: no agent reads them."""
         with self._lock:
             return self._unread + sum(thread.ring.written for thread in self.threads if thread.slot < 0)
 
     def has_own_ring(self) -> bool:
-        """Returns whether the calling thread, which is not the one that made the recorder, has written before."""
+        """Returns whether the calling thread, if it did not make the recorder, has written an event before."""
         return hasattr(self._local, "edge")
 
     def calling_thread(self) -> ThreadRing | None:
-        """Returns what the calling thread writes to; None if it has written nothing."""
+        """Returns the ring of the calling thread; None if it has written nothing."""
         ident = get_ident()
         if self.main.ident == ident and not self.main.ended:
             return self.main
         return next((t for t in reversed(list(self.threads)) if t.ident == ident and not t.ended), None)
 
     def set_identity(self, identity: dict[str, object]) -> None:
-        """Stores the identity of this process, for readers of the flight file."""
+        """Stores the identity of this rank, for readers of the flight file."""
         with self._lock:
             self._identity = json.dumps(identity)
             self._write_names()
 
     def silence(self) -> None:
-        """Ignores every further edge: after ``close`` and in forked children."""
+        """Ignores all further events: after ``close`` and in forked children."""
         self._closed = True
         for thread in self.threads:
             thread.ring.detach()
-            if thread.at_end is not None:  # it would keep the recorder as long as the thread
+            if thread.at_end is not None:  # the finalizer would keep the recorder until the thread ends
                 thread.at_end.detach()
         for then in self.when_silenced:
             then()
 
     def silence_in_fork(self) -> None:
-        """Ignores every further edge, and logs that there was an update."""
+        """Ignores all further events of a forked child, and logs a warning at its first update."""
         self._warns_of_updates = not self._closed
         self.silence()
 
@@ -210,7 +212,7 @@ class Recorder:
         edge(code)
 
     def _warn_of_update(self, code: int) -> None:
-        """Logs once that a forked child trains; a worker of a loader, or of an evaluation, never updates parameters."""
+        """Logs once that a forked child trains. Only an update shows that: workers of a loader or an evaluation make none."""
         if self.sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind is SourceKind.OPTIMIZER:
             self._warns_of_updates = False
             _log.warning(_FORK_TRAINS, os.getpid())
@@ -228,13 +230,13 @@ class Recorder:
         return thread.ring.edge
 
     def _end_with_thread(self, thread: ThreadRing) -> None:
-        """Has the ring of the calling thread end with it."""
+        """Has ``_end_thread`` called when the calling thread ends."""
         self._local.lifetime = lifetime = _ThreadLifetime()
         thread.at_end = weakref.finalize(lifetime, self._end_thread, thread)
         thread.at_end.atexit = False
 
     def _forget_threads(self) -> None:
-        """Takes the rings back that the agent has read to their end, and drops those in plain memory whose thread is over."""
+        """Reclaims the shared rings that the agent has read to the end, and drops unshared rings of threads that have ended."""
         self._free_slots.extend(self._memory.free_entries())
         lost = [thread for thread in self.threads if thread.slot < 0 and thread.ended]
         self._unread += sum(thread.ring.written for thread in lost)
@@ -256,11 +258,11 @@ class Recorder:
     def _add_ring(self, slot: int) -> ThreadRing:
         if slot >= 0:
             words, progress = self._memory.ring_words(slot), self._memory.progress(slot)
-            if slot:  # the first is new; another thread may have had any other
+            if slot:  # another thread may have used it; ring 0 is always new
                 words.cast("B")[:] = bytes(words.nbytes)
                 progress[0] = progress[1] = 0
         else:
-            words, progress = memoryview(bytearray(_PLAIN_EDGES * EDGE_WORDS * 8)).cast("q"), None
+            words, progress = memoryview(bytearray(_UNREAD_RING_EDGES * EDGE_WORDS * 8)).cast("q"), None
         ident = get_ident()
         others = self._write_from_other_thread
         ring = Ring(words, clock=self._clock, owner=ident, on_other_thread=others, progress=progress)
@@ -269,8 +271,8 @@ class Recorder:
         return thread
 
     def _write_names(self) -> None:
-        """Stores the table of names. Its rows are kept as text: a program that names every step anew has thousands."""
-        if not self._closed:  # else the memory is that of the parent of a forked child
+        """Stores the table of names. Its rows are kept as JSON text: a program that gives every step a name has thousands."""
+        if not self._closed:  # in a forked child the memory belongs to the parent
             self._memory.write_names(f'{{"identity": {self._identity}, "sources": [{self._rows}]}}')
 
 

@@ -14,16 +14,16 @@ from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.events import EDGE_WORDS, OP_MASK, START_BITS, Op
 
 INTERFACE = 7
-"""What functions of ``_edges.c`` are given. One that was built from other sources would crash the interpreter: it is not used."""
+"""Version of the arguments of functions in ``_edges.c``. An extension of another version could crash the interpreter and is not used."""
 
 EXTENSION: Any
-"""``_edges.c``; None where it was not built."""
+"""The extension module ``_edges.c``; None if it cannot be used."""
 try:
     EXTENSION = import_module("otel_train._edges")
-    # gevent and eventlet replace what tells threads apart: their greenlets are one thread to C.
+    # gevent and eventlet replace get_ident: to C all their greenlets are one thread.
     if getattr(EXTENSION, "INTERFACE", 0) != INTERFACE or not isinstance(get_ident, BuiltinFunctionType):
         EXTENSION = None
-except ImportError:  # no compiler was there when the package was built, or this is another system than Linux
+except ImportError:  # the package was built without a C compiler, or the system is not Linux
     EXTENSION = None
 
 if TYPE_CHECKING:
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 
 NATIVE = EXTENSION is not None
-"""Edges are written by ``_edges.c``: a sixth of the time that the writer in Python takes."""
+"""Whether events are written by ``_edges.c``, in a sixth of the time that the writer in Python takes."""
 
 SAMPLED = 61
-"""One edge in so many is timed, to know what it costs here and now. A prime: a loop of 8 edges per step meets each of them. In C the
-hook around the edge is timed with it; in Python the edge alone."""
+"""One event in this many is timed, to estimate the overhead of recording. A prime, so that in a loop with 8 events per step each of
+them is timed at some step. In C the hook around the event is timed as well; in Python the event alone."""
 
 MOST_OF_FASTEST = 4
 FASTEST_NS, FIRST_SAMPLE_NS = 25, 250
-"""A timed edge counts at most so many times the fastest one, which is taken to last at least the first of these, and at most the second.
-What it takes longer is not recording's: the thread was put to sleep, or the loop had slept and all that runs next is slow,
-with an edge or without. Loops that sleep 2 and 10 ms per step took 6 and 9 us of processor time more than bare ones, a loop that does
-not 10; the mean timed edge took 0.6, 1.7 and 0.28 us, and 0.12, 0.15 and 0.11 up to this limit (two loops by turns, 2026-11-25,
-AMD EPYC, torch 2.15)."""
+"""A timed event counts for at most ``MOST_OF_FASTEST`` times the fastest one so far, in nanoseconds; the fastest one is taken to be from
+``FASTEST_NS`` to ``FIRST_SAMPLE_NS``. Time beyond that is not overhead: the thread was descheduled, or the loop had slept and all code is
+slow then. Loops that sleep 2 and 10 ms per step took 6 and 9 us of processor time more than bare ones, a loop that does not sleep 10;
+the mean timed event took 0.6, 1.7 and 0.28 us, and 0.12, 0.15 and 0.11 with this limit (two loops by turns, 2026-11-25, AMD EPYC,
+torch 2.15)."""
 
 COST_OF_SAMPLE, COST_OF_SAMPLE_IN_PYTHON = 12, 7
-"""What recording takes of a thread per nanosecond of the timed edges, with writers in C and in Python. A sample does not see the calls
-into the hooks, the hooks of the optimizer, which are Python, and the caches that all of them fill. The factors are measured: a step
-of 8 edges took 9 to 14 us more than a bare one, and without C 21 to 25, of which the samples saw 0.85 and 3.3
+"""Overhead of the thread in nanoseconds per nanosecond of the timed events, with writers in C and in Python. A sample does not contain the
+calls into the hooks, the hooks of the optimizer, which are Python, and the cache misses that all of them cause. The factors are measured: a
+step of 8 events took 9 to 14 us more than a bare one, and without C 21 to 25, of which the samples contained 0.85 and 3.3
 (``python -m benchmarks --only step``; the row of the run summary compares both)."""
 
 
@@ -58,7 +58,7 @@ class EdgeBatch(FastNamedTuple):
     Attributes:
         times: int64[n], monotonic nanoseconds, never falling.
         codes: int64[n], see ``otel_train.recording.events``.
-        missed: edges that were overwritten before they could be read.
+        missed: number of events that were overwritten before they could be read.
     """
 
     times: np.ndarray
@@ -72,14 +72,14 @@ _BEGINNINGS = frozenset({Op.BEGIN, Op.MARK, Op.EPOCH})
 class RingReader:
     """Reads the ring of another thread or process without blocking it.
 
-    A rank only writes: reading imports numpy, which a program that has no torch may not have loaded.
+    Only reading imports numpy: a rank only writes, and a program without torch may not have imported numpy.
 
     Args:
         words: int64 memory of ``2 * capacity`` words, capacity a power of two.
 
     Attributes:
-        capacity: edges that the ring holds.
-        taken: edges read, or counted as missed, so far.
+        capacity: number of events that the ring holds.
+        taken: number of events read, or counted as missed, so far.
     """
 
     def __init__(self, words: memoryview) -> None:
@@ -90,23 +90,23 @@ class RingReader:
 
     @property
     def written(self) -> int:
-        """Edges written since the ring was made."""
+        """Number of events written since the ring was made."""
         raise NotImplementedError
 
     @property
     def pending(self) -> int:
-        """Edges written and not yet read."""
+        """Number of events written and not yet read."""
         return self.written - self.taken
 
     def read(self, most: int) -> EdgeBatch:
-        """Takes up to ``most`` edges, oldest first.
+        """Takes up to ``most`` events, oldest first.
 
-        The law: every edge is returned whole exactly once, or counted as missed exactly once.
+        Every event is either returned complete once or counted as missed once.
         """
         first = max(self.taken, self.written - self.capacity)
         last = min(self.written, first + most)
         words = self._copy(first * EDGE_WORDS, last * EDGE_WORDS)
-        # The slot after the published position may be half written: it held the edge one lap earlier.
+        # The slot after the published position may be half written; its former event is ``capacity`` events older.
         whole = max(first, min(last, self.written + 1 - self.capacity))
         pairs = words[(whole - first) * EDGE_WORDS :].reshape(-1, EDGE_WORDS)
         missed = whole - self.taken
@@ -114,14 +114,17 @@ class RingReader:
         return EdgeBatch(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
 
     def peek(self, since: int) -> EdgeBatch:
-        """Returns the edges from number ``since`` on, as far as they are there, without taking them. For the owner alone."""
+        """Returns the events from number ``since`` on that the ring still holds, without taking them.
+
+        Unlike ``read`` it does not check whether the oldest were overwritten meanwhile.
+        """
         last = self.written
         first = max(since, last - self.capacity)
         pairs = self._copy(first * EDGE_WORDS, last * EDGE_WORDS).reshape(-1, EDGE_WORDS)
         return EdgeBatch(times=pairs[:, 1], codes=pairs[:, 0], missed=first - since)
 
     def begun_since(self, since: int) -> bool:
-        """Returns whether something has begun after edge number ``since``, not only ended. For the owner alone."""
+        """Returns whether a stage has begun after event number ``since``. For the thread that owns the ring alone."""
         words, mask = self._words, self._size - 1
         last = self.written if words else since
         places = (number * EDGE_WORDS & mask for number in range(max(since, last - self.capacity), last))
@@ -141,19 +144,18 @@ class Ring(RingReader):
     """Holds the last ``capacity`` events of one thread.
 
     ``intercept(interceptor)`` has ``interceptor(code, write)`` called for every event of the owner, in place of writing it, until
-    ``intercept(None)``; ``intercept_first`` sets another one, which is called before it. Without them that costs nothing: the writer
-    asks for its owner anyway.
+    ``intercept(None)``; ``intercept_first`` sets another interceptor, which is called before that one. Without interceptors there is no
+    cost: they are called in place of ``on_other_thread``, and the writer compares the thread with its owner in any case.
 
     The writer is ``edge(code)``, a closure or a method in C: a clock read and two stores. It publishes its position after
-    both stores, so a reader that looks at the position before and after copying knows exactly which edges
-    are whole and how many it was too late for.
+    both stores, so a reader that reads the position before and after copying knows which events are
+    complete and how many were overwritten.
 
     Args:
-        words: int64 memory of ``2 * capacity`` words, capacity a power of two.
         owner: identity of the only thread that may write.
-        on_other_thread: takes the codes of every other thread.
-        progress: int64 memory of 2 words, for readers in other processes: words written, nanoseconds that recording took per edge
-            that was timed. None where there are none.
+        on_other_thread: called with the codes of all other threads.
+        progress: int64 memory of 2 words for readers in other processes: words written, and the sum of the sampled overhead in
+            nanoseconds. None if there are no such readers.
     """
 
     def __init__(
@@ -179,35 +181,35 @@ class Ring(RingReader):
         )
 
     def detach(self) -> None:
-        """Writes no more, and gives the memory back: all codes go to ``on_other_thread``, also from the middle of an edge."""
+        """Stops writing and releases the writer's memory, also in the middle of an event; all codes go to ``on_other_thread``."""
         self._detached = True
         self._detach()
 
     def disown(self) -> None:
-        """Has all codes go to ``on_other_thread``: the owner is over, and a later thread may have its identity."""
+        """Passes all codes to ``on_other_thread``: the owner has ended, and a later thread may get its identity."""
         self.owner = 0
         self._set_owner(0, self._on_other_thread)
 
     def release_memory(self) -> None:
-        """Holds the memory no longer; nothing can be read any more."""
+        """Releases the reader's memory; nothing can be read any more."""
         self._words = memoryview(b"").cast("q")
 
     @property
     def written(self) -> int:
-        """Edges written since the ring was made."""
+        """Number of events written since the ring was made."""
         return self._counts()[0] // EDGE_WORDS
 
     @property
     def spent_ns(self) -> int:
-        """Nanoseconds that recording took of the thread: estimated from one edge in ``SAMPLED``."""
+        """Overhead of recording on the thread in nanoseconds, estimated from one event in ``SAMPLED``."""
         return self._counts()[1] * SAMPLED
 
     def intercept(self, interceptor: _Interceptor | None) -> None:
-        """Calls ``interceptor(code, write)`` for each event instead of writing it; None, by the owner alone: stop. See the class."""
+        """Calls ``interceptor(code, write)`` for each event instead of writing it, until it is None, which only the owner may set."""
         self._set_interceptor(1, interceptor)
 
     def intercept_first(self, interceptor: _Interceptor | None) -> None:
-        """Does the same for one more callable, which is called before the one that ``intercept`` was given."""
+        """Sets an interceptor that is called before the one of ``intercept``."""
         self._set_interceptor(0, interceptor)
 
     def _set_interceptor(self, place: int, interceptor: _Interceptor | None) -> None:
@@ -236,19 +238,19 @@ class Ring(RingReader):
                 write(code)
 
         def intercepted(code: int) -> None:
-            if self._detached or get_ident() != owner:  # the writer passes on all codes once it is detached
+            if self._detached or get_ident() != owner:  # a detached writer passes on all codes
                 on_other_thread(code)
             elif interceptors[0] is not None:
                 interceptors[0](code, pass_on)
             else:
                 pass_on(code)
 
-        # Without an owner the writer hands over every code.
+        # With owner 0 the writer passes every code to `intercepted`.
         set_owner(0, intercepted)
 
 
 def packed(*codes: int) -> bytes:
-    """Codes for a hook in C."""
+    """Returns codes as bytes, for a hook in C."""
     return struct.pack(f"{len(codes)}q", *codes)
 
 
@@ -260,14 +262,14 @@ _WriterParts: TypeAlias = (
 
 
 def _private_words() -> memoryview:
-    """Returns the memory for positions that no other process reads."""
+    """Returns memory for ``progress`` that no other process reads."""
     return memoryview(bytearray(16)).cast("q")
 
 
 def _native_writer(
     words: memoryview, clock: Clock, owner: int, on_other_thread: Callable[[int], None], *, shown: memoryview
 ) -> _WriterParts:
-    # A clock that was replaced before we were imported is Python's to read.
+    # A clock that was replaced (by a fake clock, before otel_train was imported) is called through Python.
     own = clock is system_clock and isinstance(clock, BuiltinFunctionType)
     writer = EXTENSION.Writer(words, None if own else clock, owner, on_other_thread, shown)
     return writer.edge, writer.read, writer.detach, writer.set_owner
@@ -300,7 +302,7 @@ def _writer(
     def detach() -> None:
         nonlocal owner, over, words, shown
         owner, over = 0, True
-        # A thread in the middle of an edge finishes it here: the ring's own memory is free to go.
+        # A thread in the middle of an event finishes it in this memory: that of the ring can be unmapped.
         words = memoryview(bytearray(len(words) * words.itemsize)).cast("q")
         shown = memoryview(bytearray(shown)).cast("q")
 
