@@ -1,4 +1,4 @@
-"""Reads ``flight.bin``; its layout is in ``shared_memory``."""
+"""Reads and validates ``flight.bin``; its layout is in ``shared_memory``."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MOST_NS = 1 << 62
-"""Of an instant on the wall clock: the year 2116. Sums and differences of two fit into 64 bits."""
+"""Latest accepted wall-clock time, in the year 2116: the sum of two such times fits into 64 bits."""
 
 _MOST_CLOCK_NS = 1 << 58
-"""Of an instant on the monotonic clock, which begins when the machine starts: nine years."""
+"""Latest accepted time on the monotonic clock: nine years after the start of the machine."""
 
 _MOST_EDGES = 1 << 24
 _MOST_SIDE_EDGES = 1 << 16
@@ -53,7 +53,7 @@ _FIELDS: Final[dict[str, tuple[int, int]]] = {
     "names_bytes": (0, NAMES_HALF),
     "polled_unix_ns": (0, _MOST_NS),
 }
-"""What a header may hold."""
+"""Smallest and largest accepted value of each header field."""
 
 _TEXTS = ("run_id", "host", "pid_namespace", "process")
 _NUMBERS = ("rank", "attempt", "world_size", "started_unix_ns")
@@ -77,13 +77,13 @@ class Flight(NamedTuple):
     """Content of a flight file. It is validated: every number is in its range, every name is text.
 
     Attributes:
-        anchor_unix_ns: an instant on the wall clock ...
-        anchor_clock_ns: ... and on the monotonic one.
-        polled_unix_ns: when the agent last polled.
-        steps: training steps that the agent had seen end; 0 if it is not known.
-        step_ended_ns: when the last of them did, on the monotonic clock.
-        identity: any of ``run_id``, ``host``, ``pid_namespace`` and ``process``, its mark (text), ``rank``, ``attempt``,
-            ``world_size`` and ``started_unix_ns`` (whole numbers from 0).
+        anchor_unix_ns: one moment on the wall clock, which with ``anchor_clock_ns`` relates the two clocks.
+        anchor_clock_ns: the same moment on the monotonic clock.
+        polled_unix_ns: when the agent last copied the events to the file.
+        steps: training steps that the agent had seen end; 0 if that is not known.
+        step_ended_ns: when the last of these steps ended, on the monotonic clock.
+        identity: any of ``run_id``, ``host``, ``pid_namespace`` and ``process``, a mark of the process (text), ``rank``,
+            ``attempt``, ``world_size`` and ``started_unix_ns`` (whole numbers from 0).
     """
 
     pid: int
@@ -98,7 +98,7 @@ class Flight(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The last poll of the agent: the process that it records, the time, and the identity of a ``Flight``."""
+    """The last poll of the agent: process id of the rank, wall-clock time, and identity as in ``Flight``."""
 
     pid: int
     unix_s: float
@@ -106,7 +106,7 @@ class Heartbeat(NamedTuple):
 
 
 def heartbeat_of(path: Path) -> Heartbeat | None:
-    """Returns the heartbeat in a flight file; None if there is none to be read."""
+    """Returns the heartbeat in a flight file; None if it cannot be read."""
     try:
         header = _header(read_part(path, 0, PAGE))
         names = _names(read_part(path, NAMES_OFFSET + header.names_half * NAMES_HALF, header.names_bytes))
@@ -140,10 +140,10 @@ def read_flight(path: Path) -> Flight:
 
 
 def flight_in(before: bytes, data: bytes) -> Flight:
-    """Parses a flight file that was read twice: parts that changed in between are skipped.
+    """Parses a flight file that was read twice: events that changed between the two reads are skipped.
 
     Raises:
-        ValueError: it is not a flight file, or something in it cannot be right.
+        ValueError: it is not a flight file, or a value in it is out of range.
     """
     header = _header(data)
     if min(len(before), len(data)) < RINGS_OFFSET:
@@ -188,7 +188,7 @@ def _names(text: bytes) -> dict[str, Any]:
 
 
 def _identity(field: object) -> dict[str, Any]:
-    """Returns the identity of the rank that wrote a file, as far as that is well-formed."""
+    """Returns the well-formed fields of the identity of the rank that wrote a file."""
     known = field if isinstance(field, dict) else {}
     texts = {name: known[name] for name in _TEXTS if isinstance(known.get(name), str)}
     numbers = {name: known[name] for name in _NUMBERS if type(known.get(name)) is int}
@@ -196,11 +196,7 @@ def _identity(field: object) -> dict[str, Any]:
 
 
 def _sources(field: object) -> tuple[Instrumented, ...]:
-    """Returns the table of sources.
-
-    Raises:
-        ValueError: an entry is none.
-    """
+    """Returns the table of sources; raises ValueError if it is malformed."""
     rows = [] if field is None else field
     if not isinstance(rows, list) or len(rows) > MAX_SOURCES:
         raise ValueError(f"its table of sources cannot be read (expected a list of at most {MAX_SOURCES}).")
@@ -218,7 +214,7 @@ def _source(row: object) -> Instrumented:
 def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges]:
     """Yields events of every complete ring in the file, without those that changed between the two reads."""
     for index in range(header.side_rings + 1):
-        # How far the agent had come before the first reading: later edges are not stable, and are no gap either.
+        # The position in the first read: events that are copied later differ between the reads, and must not count as missing.
         used, ident, written, shown, _, thread, engine = ENTRY.unpack_from(before, PAGE + index * ENTRY_BYTES)
         if not (0 <= used <= OVER and 0 <= written <= _MOST_NS and 0 <= shown <= _MOST_NS):
             raise ValueError(f"its entry of ring {index} cannot be right: used is {used}, written {written}.")
@@ -232,7 +228,7 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
         earlier, pairs = (
             np.frombuffer(d, np.int64, words, offset).reshape(edges, -1) for d in (before, data)
         )
-        if not used and not pairs.any():  # it may have been used since the agent last polled
+        if not used and not pairs.any():  # an unused ring may hold events of a thread that has ended
             continue
         known = written or _oldest_position(pairs[:, 1])
         times, codes = _in_order(pairs, (earlier == pairs).all(axis=1), known)
@@ -242,23 +238,23 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
 
 
 def _oldest_position(times: np.ndarray) -> int:
-    """Returns the position of the oldest event in a ring that was never read."""
+    """Returns the index of the oldest event in a ring whose position is unknown: the first index at which the times fall."""
     falls = np.flatnonzero(times[1:] < times[:-1])
     return int(falls[0]) + 1 if len(falls) else 0
 
 
 def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray]:
-    """Orders the events of a ring whose position is only known as last read: later events have later times.
+    """Returns times and codes of a ring in order, also of events that were copied after its position: their times are later.
 
-    ``stable``: read twice and found the same, so not caught half copied. ``written``: edges written when the agent last
-    polled. Returns times and codes.
+    ``stable``: whether both reads of an event are equal, so that it is not half copied. ``written``: the position when the
+    agent last polled.
     """
     turn = -(written % len(pairs))
     pairs, stable = np.roll(pairs, turn, axis=0), np.roll(stable, turn)
     last_known = pairs[-1, 1] if written else 1
-    older = pairs[:, 1] < last_known  # not <=: the first newer edge may be of the same tick
+    older = pairs[:, 1] < last_known  # not <=: the first newer event may have the same time
     newer = int(np.argmax(older)) if older.any() else len(pairs)
-    # The slot after the newest edge may be half written: what it held before is not to be trusted.
+    # The slot after the newest event may be half written, so the event in it is dropped.
     pairs, stable = np.roll(pairs, -newer, axis=0)[1:], np.roll(stable, -newer)[1:]
     times = pairs[:, 1]
     kept = stable & (times > 0) & (times <= _MOST_CLOCK_NS)
