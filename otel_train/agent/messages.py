@@ -1,6 +1,6 @@
 """Messages between a rank and its agent, and the socket that carries them.
 
-Both run the same version, on one machine, as one user.
+Both ends run the same version of otel_train, on one machine, as one user.
 """
 
 from __future__ import annotations
@@ -44,15 +44,13 @@ CAPTURES_OFF: Final = "captures are off, or there is no run directory to write t
 """Why a capture is refused, in the rank and in the agent."""
 
 FOLDER: Final = "OTEL_TRAIN_LAUNCH"
-"""Names the launcher's private folder to the programs below it. It is gone when the launcher ends."""
+"""Variable with the private folder of ``otel-train run``, for the programs below it. The launcher removes the folder as it ends."""
 
 
 class OomKills:
-    """Counts processes that the kernel has killed for lack of memory in a process's control group since construction.
+    """Counts the out-of-memory kills by the kernel in the control group of a process since construction.
 
-    Args:
-        pid: of the process.
-        groups: where control groups are mounted.
+    ``groups``: folder in which control groups are mounted.
     """
 
     def __init__(self, pid: int, groups: Path = Path("/sys/fs/cgroup")) -> None:
@@ -61,21 +59,21 @@ class OomKills:
 
     @property
     def count(self) -> int:
-        """How many; 0 where that is not known."""
+        """Number of kills; 0 if that is not known."""
         return self._count() - self._before
 
     def _count(self) -> int:
         found = 0
         for path in self._files:
             with suppress(OSError, ValueError):
-                # As bytes: Python 3.13 cannot load a codec for a file where the working directory is gone.
+                # As bytes: Python 3.13 cannot load a codec for a file if the working directory has been removed.
                 rows = dict(row.split(b" ", 1) for row in path.read_bytes().splitlines())
                 found += int(rows.get(b"oom_kill", 0))
         return found
 
 
 def _counters(pid: int, groups: Path) -> list[Path]:
-    """Returns the files with a row ``oom_kill``, of version 2 and version 1 of control groups (cgroup-v2.rst; memory.rst)."""
+    """Returns the files with a row ``oom_kill``, of control groups version 2 (cgroup-v2.rst) and version 1 (memory.rst)."""
     try:
         rows = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -87,7 +85,7 @@ def _counters(pid: int, groups: Path) -> list[Path]:
         if not kinds:
             found += [place / inside / "memory.events" for place in (groups, groups / "unified")]
         elif "memory" in kinds.split(","):
-            # In a container without a namespace of its own the path is that of the host, and the group is mounted as the root.
+            # In a container without a cgroup namespace the path is that of the host, but the group is mounted as the root.
             found += [groups / "memory" / there / "memory.oom_control" for there in {inside, ""}]
     return found
 
@@ -97,11 +95,11 @@ class Hello:
     """First message of a rank, sent with the descriptors of its memory and of its process.
 
     Attributes:
-        origins: where settings come from.
+        origins: source of each setting, by name.
         resource: attributes of the OpenTelemetry resource that only the rank knows.
-        page: what its terminal shows.
-        again: an agent has opened its run directory before, and is gone.
-        oom_kills: counts those of its control group from now on: it may be gone before the agent looks.
+        page: columns of its terminal, whether it shows colours, and non-ASCII characters; () without standard error.
+        again: an earlier agent, which has ended, had opened the run directory of the rank.
+        oom_kills: counts the kills in its control group from now on: the group may be removed before the agent looks.
     """
 
     config: Config
@@ -120,8 +118,8 @@ class Opened:
     """The agent's answer to ``Hello``.
 
     Attributes:
-        run_directory: folder of the run; "" where it cannot be written.
-        metrics_url: address of ``/metrics``; "" where it is not served.
+        run_directory: folder of the run; "" if it cannot be written.
+        metrics_url: address of ``/metrics``; "" if it is not served.
     """
 
     info: RunInfo
@@ -137,21 +135,22 @@ class RankState:
     Attributes:
         barrier: stage in which the models wait for other ranks; "" if that is not known.
         job: rank and world size of the process group; None while there is none.
-        modules: those of torch and jax that are loaded.
-        taken: bytes taken on them, as their driver says.
-        hardware: name and UUID of each.
-        spent_ns: nanoseconds of the training thread on device events.
+        modules: imported modules among ``torch`` and ``jax``.
+        memory: allocator memory of each device.
+        taken: bytes in use by device as its driver reports them, also of other processes.
+        hardware: UUID by name of each device.
+        spent_ns: time that the training thread spent on device events, in nanoseconds.
         dropped: logged values, readings and operations that exceeded a queue.
-        unread: events of threads without a ring, which nothing reads.
-        datasets: by loader: what identifies its dataset, and its bytes.
-        trackers: there may be one to log to.
-        listened: there is, or was, one that listens.
-        captured_ns: when the last capture began and ended.
-        needs_step_numbers: a capture waits for step numbers, which the agent knows after it has accounted the events.
-        follows: it must know its ``LoopState`` all the time.
-        untimed: kinds of devices that models are on and whose time is not taken; why.
+        unread: events of threads without a shared ring, which the agent cannot read.
+        datasets: by loader: identity of its dataset object, and the bytes of that.
+        trackers: whether there may be a tracker to log to.
+        listened: whether there is, or has been, a tracker to log to.
+        captured_ns: when the last capture began and ended, on the monotonic clock.
+        needs_step_numbers: whether a capture waits for step numbers, which the agent knows once it has accounted the events.
+        follows: whether the rank needs its ``LoopState`` continuously, for a capture or a FLOP count.
+        untimed: reason by kind of device for devices that models are on and whose time is not measured.
         step_flops: model FLOP of one step of this rank, counted; 0 if that is not known.
-        uncounted: why they are not counted, where that was asked for.
+        uncounted: why the FLOP of a step could not be counted; "" if they were, or were not requested.
     """
 
     loaders: dict[str, LoaderReport] = field(default_factory=dict)
@@ -185,16 +184,17 @@ class Report:
 
     Attributes:
         changes: number of the last change when this was made; see ``Recorder.changed``.
-        positions: by ring, edges written before anything else here but ``reports`` was read.
+        positions: by ring, events written before all other fields except ``reports`` and ``changes`` were read.
         device_steps: steps in which a device was in use, and how many of them were timed.
         scale: the last loss scale; None if none was read.
-        logged_values: a value that is no number is None.
+        logged_values: values and events; a value that is not a number is None.
         operations: see ``Timers.take``.
-        builds: batches that workers have built, by loader.
-        reports: calls of ``Session.report`` so far.
-        records: of other ranks, fetched since the last report; None if none were.
-        exchange: whether the exchange of records has been given up, and its faults.
-        state: what is known now; None where it is not new.
+        builds: build times of batches by DataLoader workers, by loader.
+        exits: workers that have died, by loader.
+        reports: number of calls of ``Session.report`` so far.
+        records: reports of other ranks, if they were fetched since the last report; else None.
+        exchange: whether the exchange of reports between ranks has been given up, and its faults.
+        state: state of the rank; None if this report does not renew it.
     """
 
     changes: int
@@ -214,7 +214,7 @@ class Report:
 
 
 class Request(FastNamedTuple):
-    """A request, answered by the ``Response`` of the same number; 0: no answer is expected."""
+    """A request, answered by the ``Response`` with the same number; number 0: no answer is expected."""
 
     number: int
     what: str
@@ -222,7 +222,7 @@ class Request(FastNamedTuple):
 
 
 class Response(FastNamedTuple):
-    """The answer to a request; ``error`` is the reason if there is none."""
+    """The answer to a request; ``error`` is the reason if it could not be answered."""
 
     number: int
     value: Any
@@ -230,29 +230,31 @@ class Response(FastNamedTuple):
 
 
 ResponseBox: TypeAlias = "queue.SimpleQueue[Response]"
-"""Where a response comes, for the thread that waits for it."""
+"""Queue that gets the response, for the thread that waits for it."""
 
 _log = logging.getLogger("otel_train")
 _LENGTH = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")  # unix(7), struct ucred: process, user, group
 _MOST_BYTES = 1 << 30
+"""Longest message that is read; a longer one ends the connection."""
+
 _SEND_TIMEOUT_S = 5.0
 _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,
     int: int.__int__,
     float: float.__float__,
 }
-"""Functions of plain types that make one of an object of a subclass, without a method of the subclass."""
+"""Functions that convert an object of a subclass to its plain type, without calling a method of the subclass."""
 
-_KNOWN: Final = frozenset({"otel_train", *sys.stdlib_module_names})
-"""Packages whose classes the agent has."""
+_IMPORTABLE_PACKAGES: Final = frozenset({"otel_train", *sys.stdlib_module_names})
+"""Packages whose classes the agent can import."""
 
 
 class _Pickler(pickle.Pickler):
-    """Writes texts and numbers of the program's own classes, as of an enumeration, as what they are: the agent cannot import those."""
+    """Pickles ``str``, ``int`` and ``float`` subclasses of the program (such as enumerations) as plain ones: the agent cannot import them."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value).__module__.partition(".")[0] in _KNOWN:
+        if type(value).__module__.partition(".")[0] in _IMPORTABLE_PACKAGES:
             return NotImplemented
         for plain, convert in _PLAIN.items():
             if isinstance(value, plain):
@@ -269,14 +271,14 @@ def _pickled(message: object) -> bytes:
 class MessageChannel:
     """One end of the socket between a rank and its agent.
 
-    A message is a pickle: both ends run otel_train as one user, and no other process can open the socket.
+    A message is a pickle, which is safe because both ends run otel_train as one user: each checks the user of the other.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = free_in_forks(threading.Lock())
         self._sender = 0
-        self._rest = memoryview(b"")
+        self._unsent_bytes = memoryview(b"")
         self._numbers = itertools.count(1)
         self._boxes: dict[int, ResponseBox] = {}
         self.limit_sends(_SEND_TIMEOUT_S)
@@ -286,21 +288,21 @@ class MessageChannel:
         return self._socket.fileno()
 
     def set_aside(self) -> None:
-        """Moves the socket to a number that the program does not reach; nothing may be receiving."""
-        with self._alone():
+        """Moves the socket to a descriptor number that the program does not reach; no thread may be receiving."""
+        with self._exclusive_send():
             copy = set_aside(self.fileno())
-            if copy >= 0:  # before the other is closed: what closes the connection meanwhile ends both
+            if copy >= 0:  # assigned before the old one is closed: `close` must find an open one
                 before, after = self._socket, socket.socket(fileno=copy)
                 after.settimeout(before.gettimeout())
                 self._socket = after
                 before.close()
 
     def opener(self) -> int:
-        """Returns the number of the process that has opened the other end, or its address."""
+        """Returns the id of the process that opened the other end, or listened on its address."""
         return _peer(self._socket)[0]
 
     def is_closed_elsewhere(self) -> bool:
-        """Returns whether the program has closed the socket, with all descriptors that it does not know."""
+        """Returns whether the program has closed the descriptor of this socket, as a loop over all descriptors does."""
         try:
             os.fstat(self.fileno())
         except OSError:
@@ -308,48 +310,48 @@ class MessageChannel:
         return False
 
     def limit_sends(self, seconds: float) -> None:
-        """Limits how long the other end may take nothing before ``send`` gives up."""
-        self._patience_s = seconds
-        with suppress(OSError):  # it is closed
+        """Limits how long ``send`` waits for an end that takes no bytes, or for another thread that sends."""
+        self._send_timeout_s = seconds
+        with suppress(OSError):  # the socket is closed
             self._limit(socket.SO_SNDTIMEO, seconds)
 
     def send(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
         """Sends one message, with file descriptors.
 
-        Where the other end takes only a part of it in time, the rest goes ahead of the next message: no end ever reads half
-        of one.
+        If the other end takes only a part of the message in time, the rest is sent before the next message, so that the
+        other end never reads an incomplete one.
 
         Raises:
-            OSError: the other end is gone, or takes nothing for seconds; or this thread is sending already, and a handler of
-                a signal has called this.
+            OSError: the other end has closed the connection or takes no bytes; or a signal handler calls this in a thread that
+                is sending already.
         """
         text = _pickled(message)
         head = _LENGTH.pack(len(text))
-        with self._alone():
-            self._write(self._rest)
+        with self._exclusive_send():
+            self._write(self._unsent_bytes)
             if descriptors:
                 socket.send_fds(self._socket, [head], list(descriptors))
                 self._write(memoryview(text))
                 return
-            # One call: each lets go of the interpreter, and waits for it again.
+            # Head and text in one call, because each call releases the GIL and waits for it again.
             whole = memoryview(head + text)
             try:
                 self._write(whole)
             except BlockingIOError:
-                if len(self._rest) == len(whole):
-                    self._rest = memoryview(b"")
+                if len(self._unsent_bytes) == len(whole):  # nothing was sent
+                    self._unsent_bytes = memoryview(b"")
                     raise
 
     def tell(self, what: str, *args: Any) -> None:
-        """Has the other end do something, if it is there."""
+        """Sends a request that needs no answer; does nothing if it cannot be sent."""
         with suppress(OSError):
             self.send(Request(0, what, args))
 
     def ask(self, wait: Callable[[ResponseBox], Response], what: str, *args: Any) -> Any:
         """Sends a request and returns its answer; None if the connection is closed or no answer arrives in time.
 
-        Any thread may ask, also in a handler of a signal that came while it asked. ``wait`` takes the response out of its
-        box, and raises ``queue.Empty`` where none comes in time.
+        Any thread may call this, also in a signal handler that interrupts a call. ``wait`` takes the response from its
+        box and raises ``queue.Empty`` if none arrives in time.
         """
         number, box = next(self._numbers), queue.SimpleQueue[Response]()
         self._boxes[number] = box
@@ -365,29 +367,29 @@ class MessageChannel:
         return response.value
 
     def take_response(self, response: Response) -> None:
-        """Hands a response to the thread that waits for it, if it still does."""
+        """Passes a response to the thread that waits for it, if it still waits."""
         box = self._boxes.get(response.number)
         if box is not None:
             box.put(response)
 
     def fail_questions(self) -> None:
-        """Fails all pending requests: no further response will arrive."""
+        """Answers all pending requests with None: no further response will arrive."""
         for number in list(self._boxes):
             self.take_response(Response(number, None))
 
     def receive(self) -> Any:
-        """Returns the next message; blocks.
+        """Returns the next message; blocks until it has arrived.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end has closed the connection.
         """
-        return self._read(self._exactly(_LENGTH.size))
+        return self._read(self._receive_exactly(_LENGTH.size))
 
     def receive_first(self, descriptors: int, timeout_s: float) -> tuple[Any, list[int]]:
-        """Returns the next message with at most that many descriptors; ``timeout_s`` limits each pause within it.
+        """Returns the next message and at most ``descriptors`` descriptors; ``timeout_s`` limits each wait for bytes.
 
         Raises:
-            EOFError: the other end is gone, or silent.
+            EOFError: the other end has closed the connection, or sends nothing.
             OSError: the same.
         """
         self._limit(socket.SO_RCVTIMEO, timeout_s)
@@ -402,7 +404,7 @@ class MessageChannel:
         return message, list(found)
 
     def wait(self, timeout_s: float, *others: int) -> list[int]:
-        """Waits for a message, or for one of these descriptors; returns which of them are ready."""
+        """Waits for a message or another descriptor; returns the descriptors that are ready, of the socket and of ``others``."""
         poll = select.poll()
         for descriptor in (self.fileno(), *others):
             if descriptor >= 0:
@@ -410,27 +412,27 @@ class MessageChannel:
         return [descriptor for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1e3)]
 
     def takes(self, timeout_s: float) -> bool:
-        """Returns whether the other end takes messages, or will in time: the most of what was sent to it has been received."""
-        if self.fileno() < 0:  # it is closed: what is sent is refused at once
+        """Returns whether the socket becomes writable in time, which shows that the other end receives."""
+        if self.fileno() < 0:  # the socket is closed: a send fails at once
             return True
         poll = select.poll()
         poll.register(self.fileno(), select.POLLOUT)
         return bool(poll.poll(timeout_s * 1e3))
 
     def close(self) -> None:
-        """Ends the connection: the other end reads EOF, whatever processes have inherited this one."""
+        """Shuts the connection down: the other end reads EOF, even if forked processes have inherited this end."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         with suppress(OSError):  # the program has closed it
             self._socket.close()
 
     def end_sends(self) -> None:
-        """Ends this direction: the other end reads EOF, and may still answer."""
+        """Shuts down sending: the other end reads EOF, and can still answer."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def close_in_fork(self) -> None:
-        """Leaves the connection to the parent, in a forked child."""
+        """Closes the descriptor in a forked child; the connection of the parent goes on."""
         with suppress(OSError):
             os.close(self._socket.detach())
 
@@ -441,8 +443,8 @@ class MessageChannel:
         )
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if self._sender == get_ident() or not self._sending.acquire(timeout=self._patience_s):
+    def _exclusive_send(self) -> Iterator[None]:
+        if self._sender == get_ident() or not self._sending.acquire(timeout=self._send_timeout_s):
             raise BlockingIOError("another message is being sent")
         self._sender = get_ident()
         try:
@@ -452,17 +454,17 @@ class MessageChannel:
             self._sending.release()
 
     def _write(self, data: memoryview) -> None:
-        self._rest = data
-        while len(self._rest):
-            self._rest = self._rest[self._socket.send(self._rest) :]
+        self._unsent_bytes = data
+        while len(self._unsent_bytes):
+            self._unsent_bytes = self._unsent_bytes[self._socket.send(self._unsent_bytes) :]
 
     def _read(self, head: bytes) -> Any:
         (length,) = _LENGTH.unpack(head) if len(head) == _LENGTH.size else (_MOST_BYTES + 1,)
         if length > _MOST_BYTES:
             raise EOFError
-        return pickle.loads(self._exactly(length))  # noqa: S301 - see the class
+        return pickle.loads(self._receive_exactly(length))  # noqa: S301 - see the class
 
-    def _exactly(self, length: int) -> bytes:
+    def _receive_exactly(self, length: int) -> bytes:
         parts = bytearray()
         while len(parts) < length:
             try:
@@ -476,7 +478,7 @@ class MessageChannel:
 
 
 def user_of(connection: socket.socket) -> int:
-    """Returns the number of the user at the other end of a Unix socket."""
+    """Returns the user id of the other end of a Unix socket (SO_PEERCRED)."""
     return _peer(connection)[1]
 
 
