@@ -1,4 +1,4 @@
-"""Connects a rank to the agent of its node, or starts one: a process, or a thread of the program; and another where it dies."""
+"""Connects a rank to the agent of its node, starts the agent (a process, or a thread of the program), and replaces it if it dies."""
 
 from __future__ import annotations
 
@@ -33,47 +33,49 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("otel_train")
 _ROOT = Path(__file__).resolve().parents[2]
-_THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Libraries of the agent start no pools of threads: they would take memory, and it computes little."""
+_NO_THREAD_POOLS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Environment of the agent: its numeric libraries start no thread pools, which would take memory for little computation."""
 
 _PROGRAM = (
     "import sys; sys.path[:] = [place for place in sys.path if place]; sys.path.append({root!r}); "
     "from otel_train.agent.node import main; main({connection}, {listener})"
 )
 _SHELL = ("/bin/sh", "-c", 'exec "$@" >/dev/null & echo $!', "sh")
-"""It says the agent's process, and ends at once: the agent is no child of the program. One that waits for any of its children must
-not meet it."""
+"""Starts the agent in the background and prints its process id. The shell exits at once, so the agent is not a child of the training
+program: a program that waits for any child must not get the agent's exit status."""
 
-_WAITING_RANKS = 1024
-"""Ranks that may wait to be accepted while the agent starts."""
+_LISTEN_BACKLOG = 1024
+"""Most ranks that can wait to be accepted while the agent starts."""
 
 BUSY_S: Final = 10.0
-"""Longest wait for an agent that works, or waits for a processor. One that is stopped, or waits for anything else, such as a disk,
-gets the limit that the wait has."""
+"""A wait for an agent that runs, or waits for a processor, is repeated for this long. A wait for an agent that is stopped or blocked, as by
+a disk, is not repeated."""
 
 MOST_STARTS: Final = 3
-"""Agents that may die, each within ``STEADY_S``, before nothing more is exported."""
+"""Agents in a row that may end within ``STEADY_S`` of their start and are replaced; after one more nothing more is exported."""
 
 STEADY_S: Final = 60.0
-"""An agent that has lived for longer dies of what does not meet the next one at once."""
+"""An agent that lived longer than this is replaced without counting its end: the cause is unlikely to end the next one at once."""
 
 _CONNECT_S = 5.0
 _TRIES = 10
 _RETRY_S = 0.01
+"""Pause between two of the ``_TRIES`` attempts to bind the agent's address or connect to it."""
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # prctl(2)
-_MACHINE: Final = 0xEFFFFFFC  # linux/proc_ns.h, PROC_PID_INIT_INO
+_HOST_PID_NAMESPACE: Final = 0xEFFFFFFC  # linux/proc_ns.h, PROC_PID_INIT_INO
 
-_OF_THE_AGENT: Final = "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$|MASTER_PORT$)"
-"""Variables that a whole process has one value of; the last one tells jobs apart that run at once."""
+_AGENT_VARIABLES: Final = "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$|MASTER_PORT$)"
+"""Environment variables that act on the whole agent process, so all its ranks must have the same values; MASTER_PORT distinguishes
+jobs that run at the same time."""
 
 
 class ConnectedAgent(FastNamedTuple):
-    """An agent in a process, and the connection to it.
+    """A connection to an agent process.
 
     Attributes:
-        found: another rank has started it; it may be leaving just now.
-        pid: of its process; 0 where that is not known.
+        found: whether another rank has started the agent; it may be about to exit.
+        pid: process id of the agent; 0 if it is not known.
     """
 
     channel: MessageChannel
@@ -86,9 +88,9 @@ def connect_agent(
 ) -> ConnectedAgent:
     """Connects to the agent of this node; starts it if there is none.
 
-    Ranks of one run on one node, of one user and in the same namespaces, have one agent. Its address is a name in the
-    abstract namespace of Unix sockets: taken by one rank at a time, gone with the process, and on no disk.
-    ``stderr``: where one that is started here writes what goes wrong before it begins.
+    Ranks of one run on one node, of one user and in the same namespaces, share an agent. Its address is a name in the
+    abstract namespace of Unix sockets: only one process can bind it, it ends with the process, and it needs no disk.
+    ``stderr``: descriptor for the error output of an agent that is started here.
 
     Raises:
         OSError: no process can be started here.
@@ -98,12 +100,12 @@ def connect_agent(
     if info.local_world_size < 2:  # noqa: PLR2004 - alone
         return _start_alone(stderr)
     address = _address(info, environ)
-    for _ in range(_TRIES):  # the agent that has the name may not listen yet, or may be leaving
+    for _ in range(_TRIES):  # the agent that has bound the name may not listen yet, or may be exiting
         try:
             return _start_and_connect(address, stderr) or _connect_to_running(address)
         except ConnectionRefusedError:  # noqa: PERF203 - ten times at most
             time.sleep(_RETRY_S)
-        except PermissionError:  # no such sockets here, or another user's
+        except PermissionError:  # the system has no abstract sockets, or another user has bound the name
             break
     return _start_alone(stderr)
 
@@ -117,7 +119,7 @@ def _start_and_connect(address: bytes, stderr: int) -> ConnectedAgent | None:
             if error.errno == errno.EADDRINUSE:
                 return None
             raise PermissionError from error
-        listener.listen(_WAITING_RANKS)
+        listener.listen(_LISTEN_BACKLOG)
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(address)
@@ -133,7 +135,7 @@ def _connect_to_running(address: bytes) -> ConnectedAgent:
 
     Raises:
         ConnectionRefusedError: no process listens.
-        PermissionError: it is another user's, or accepts no connection.
+        PermissionError: the agent is another user's, or does not accept the connection in time.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -151,13 +153,13 @@ def _connect_to_running(address: bytes) -> ConnectedAgent:
 
 
 def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
-    """Returns the socket name of the agent, from everything that must be equal for its ranks."""
-    spaces = [namespace_of(name) for name in ("pid", "mnt", "net", "user")]
+    """Returns the socket name of the agent: a hash of everything that must be equal for its ranks."""
+    namespaces = [namespace_of(name) for name in ("pid", "mnt", "net", "user")]
     variables = sorted(
-        (name, value) for name, value in environ.items() if re.match(_OF_THE_AGENT, name, re.IGNORECASE)
+        (name, value) for name, value in environ.items() if re.match(_AGENT_VARIABLES, name, re.IGNORECASE)
     )
-    place = (sys.executable, str(_ROOT), VERSION, _folder())
-    shared = (os.getuid(), spaces, info.run_id, place, variables)
+    installation = (sys.executable, str(_ROOT), VERSION, _folder())
+    shared = (os.getuid(), namespaces, info.run_id, installation, variables)
     return (
         b"\0otel-train/"
         + hashlib.sha256(repr(shared).encode(errors="surrogateescape")).hexdigest()[:32].encode()
@@ -173,31 +175,32 @@ def _folder() -> str:
 
 
 def _start_alone(stderr: int) -> ConnectedAgent:
-    ours, theirs = socket.socketpair()
-    with theirs:
+    client_end, agent_end = socket.socketpair()
+    with agent_end:
         try:
-            pid = _start(theirs.fileno(), -1, stderr)
+            pid = _start(agent_end.fileno(), -1, stderr)
         except BaseException:
-            ours.close()
+            client_end.close()
             raise
-    return ConnectedAgent(MessageChannel(ours), found=False, pid=pid)
+    return ConnectedAgent(MessageChannel(client_end), found=False, pid=pid)
 
 
 def _start(connection: int, listener: int, stderr: int) -> int:
+    """Starts an agent process and returns its id. See ``node.main`` for the arguments."""
     program = _PROGRAM.format(root=str(_ROOT), connection=connection, listener=listener)
-    said = _run_without_sigchld(
+    output = _run_without_sigchld(
         [*_SHELL, sys.executable, "-c", program], pass_fds=[fd for fd in (connection, listener) if fd >= 0],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
-        env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
+        env={**os.environ, **_NO_THREAD_POOLS, "OTEL_TRAIN_DISABLED": "true"},
     )  # fmt: skip
-    return int(said or 0)
+    return int(output or 0)
 
 
 @contextmanager
 def _no_subreaper() -> Iterator[None]:
-    """Lets the agent be a child of the system's init where this process adopts the orphans below it (prctl(2)).
+    """Turns off PR_SET_CHILD_SUBREAPER (prctl(2)) of this process in the block, so that init adopts the agent.
 
-    Other orphans of this process that arise in the block, a few milliseconds, go to init as well.
+    For these few milliseconds, init adopts all other orphans of this process as well.
     """
     import ctypes
 
@@ -213,63 +216,63 @@ def _no_subreaper() -> Iterator[None]:
 
 
 def _run_without_sigchld(command: Sequence[str], **how: Any) -> bytes:
-    """Runs a command that ends at once, and returns what it prints.
+    """Runs a command that exits at once, and returns its output.
 
-    The program's SIGCHLD handler is not called: that is for its children.
+    The SIGCHLD handler of the program is called only if one of its own children has ended meanwhile.
     """
     before = signal.getsignal(signal.SIGCHLD)
-    ours = callable(before) and threading.current_thread() is threading.main_thread()
-    heard: list[int] = []
-    if ours:
-        signal.signal(signal.SIGCHLD, lambda number, _: heard.append(number))
+    replaces = callable(before) and threading.current_thread() is threading.main_thread()
+    received: list[int] = []
+    if replaces:
+        signal.signal(signal.SIGCHLD, lambda number, _: received.append(number))
     try:
         with _no_subreaper(), subprocess.Popen(command, **how) as starting:  # noqa: S603 - our own program
-            said, _ = starting.communicate()
+            output, _ = starting.communicate()
         if starting.returncode:
             raise OSError(f"{command[0]} ended with status {starting.returncode}")
-        return bytes(said)
+        return bytes(output)
     finally:
-        if ours:
+        if replaces:
             signal.signal(signal.SIGCHLD, before)
-            if heard and _another_has_ended():
+            if received and _has_ended_child():
                 os.kill(os.getpid(), signal.SIGCHLD)
 
 
-def _another_has_ended() -> bool:
+def _has_ended_child() -> bool:
+    """Returns whether a child of this process has ended and was not waited for."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
 
 
-class _ErrorsOfStart:
-    """What an agent writes to stderr that dies before it begins: a file in memory, where the system has such.
+class _StartupStderr:
+    """Keeps the error output of an agent that may die before it begins, in a file in memory (memfd_create(2)).
 
     Attributes:
-        descriptor: of it; else of nothing that is kept.
+        descriptor: of that file; ``subprocess.DEVNULL`` on a system without such files.
     """
 
     def __init__(self) -> None:
-        self.descriptor, self._number = subprocess.DEVNULL, 0
+        self.descriptor, self._inode_number = subprocess.DEVNULL, 0
         with suppress(AttributeError, OSError):
             self.descriptor = os.memfd_create("otel-train-stderr")
-            self._number = os.fstat(self.descriptor).st_ino
+            self._inode_number = os.fstat(self.descriptor).st_ino
 
     def take(self) -> str:
-        """Closes it; returns the line that says what went wrong, "" where none does."""
+        """Closes the file; returns the line with the error, "" if there is none."""
         descriptor, self.descriptor = self.descriptor, subprocess.DEVNULL
         if descriptor < 0:
             return ""
         try:
-            if (
-                os.fstat(descriptor).st_ino != self._number
-            ):  # the program has closed it, and opened a file of its own
+            # The program may have closed the descriptor and opened a file of its own under its number.
+            if os.fstat(descriptor).st_ino != self._inode_number:
                 return ""
-            said = os.pread(descriptor, 1 << 16, max(0, os.fstat(descriptor).st_size - (1 << 16)))
+            output = os.pread(descriptor, 1 << 16, max(0, os.fstat(descriptor).st_size - (1 << 16)))
             os.close(descriptor)
         except OSError:
             return ""
-        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
         return next((line for line in lines if line.startswith("Fatal Python error")), "".join(lines[-1:]))
 
 
@@ -278,16 +281,16 @@ class AgentThread(DaemonThread):
 
     Attributes:
         channel: the rank's end of the connection.
-        service: what serves, once the rank has said hello.
-        problem: why it could not begin; "" where it could.
+        service: serves the rank, once that has sent ``Hello``.
+        problem: the error that ended the agent; "" for none.
     """
 
     def __init__(self, memory: memoryview, deliver_s: float) -> None:
         super().__init__(name="otel-train-agent", daemon=True)
-        ours, theirs = socket.socketpair()
-        self.channel, self._theirs = MessageChannel(ours), MessageChannel(theirs)
+        client_end, agent_end = socket.socketpair()
+        self.channel, self._agent_end = MessageChannel(client_end), MessageChannel(agent_end)
         self.channel.set_aside()
-        self._theirs.set_aside()
+        self._agent_end.set_aside()
         self.service: RankConnection | None = None
         self.problem = ""
         self._memory = memory
@@ -296,7 +299,7 @@ class AgentThread(DaemonThread):
             self.start()
         except BaseException:
             self.channel.close()
-            self._theirs.close()
+            self._agent_end.close()
             raise
 
     def run(self) -> None:
@@ -307,9 +310,9 @@ class AgentThread(DaemonThread):
             from otel_train.exporters.manager import SharedExporters
 
             shared = SharedExporters(alone=True)
-            hello = self._theirs.receive()
+            hello = self._agent_end.receive()
             self.service = opened(
-                self._theirs, hello, self._memory, -1, deliver_s=self._deliver_s, shared=shared
+                self._agent_end, hello, self._memory, -1, deliver_s=self._deliver_s, shared=shared
             )
             if self.service is not None:
                 self.service.serve()
@@ -320,26 +323,23 @@ class AgentThread(DaemonThread):
         finally:
             if shared is not None:
                 shared.connections.close()
-            self._theirs.close()
+            self._agent_end.close()
 
 
 class AgentConnection:
-    """The agent that a rank is connected to, in a process or in a thread of the program; another one where it dies.
+    """Connection of a rank to its agent, in a process or in a thread of the program, and to the next agent if it dies.
 
     Args:
-        config: ``agent`` says which; a thread gets ``exit_timeout_s`` to deliver what it has.
-        environ: of the program.
-        info: identity of the rank.
-        memory: shared with the agent.
+        config: ``agent`` selects process or thread; a thread has ``exit_timeout_s`` to deliver at the end.
 
     Attributes:
-        channel: messages to and from it.
-        thread: the agent, where it is a thread of this process.
-        pid: of its process; 0 where that is not known.
-        is_up: set once it runs, or none will.
+        channel: sends and receives messages.
+        thread: the agent if it is a thread of this process.
+        pid: process id of the agent; 0 if it is not known.
+        is_up: set once the agent runs, or no agent will run.
 
     Raises:
-        OSError: no memory can be shared, or no process started here, and no thread either.
+        OSError: neither a process nor a thread can be started, or no descriptor is left.
         RuntimeError: no thread can be started.
     """
 
@@ -352,21 +352,21 @@ class AgentConnection:
         self._in_container = ends_its_container()
         self._starts, self._connected_s = 0, time.monotonic()
         self._found = False
-        self._errors: _ErrorsOfStart | None = None
+        self._errors: _StartupStderr | None = None
         self._logged: AgentThread | None = None
         self.thread: AgentThread | None = None
         self.pid = 0
         self.is_up = threading.Event()
-        self.channel = self._first(info)
+        self.channel = self._connect_first(info)
 
     @property
     def outlives_program(self) -> bool:
-        """Whether the agent goes on when this process has ended."""
+        """Whether the agent continues after the end of this process."""
         return self.thread is None and not self._in_container
 
-    # -- the first ---------------------------------------------------------------------------------
+    # -- starting the first agent --------------------------------------------------------------------
 
-    def _first(self, info: RunInfo) -> MessageChannel:
+    def _connect_first(self, info: RunInfo) -> MessageChannel:
         if self._config.agent != "process":
             return self._start_thread()
         if self._memory.descriptor < 0:
@@ -398,10 +398,10 @@ class AgentConnection:
         return self.thread.channel
 
     def _start_thread_instead(self, problem: object) -> MessageChannel:
-        """Begins an agent in a thread, because of a problem of one in a process.
+        """Starts an agent in a thread because no agent process can be used, for the reason ``problem``.
 
         Raises:
-            OSError: no thread is left for one, or no socket.
+            OSError: no thread can be started, or no socket can be opened.
         """
         try:
             channel = self._start_thread()
@@ -412,16 +412,16 @@ class AgentConnection:
         _log.warning("No agent can run beside this process (%s): a thread of it does its work", problem)
         return channel
 
-    # -- what it gets first ------------------------------------------------------------------------
+    # -- the first message ---------------------------------------------------------------------------
 
     def send_first_hello(self, hello: Hello) -> None:
-        """Sends the first message of all, to a thread where a process cannot get it.
+        """Sends ``Hello`` to the first agent; to an agent in a thread if descriptors cannot be passed to a process.
 
         Raises:
-            OSError: no agent can get it.
+            OSError: no agent can receive it.
         """
-        # An agent that is gone already has left after its last rank, or was killed: the thread starts another. One in a thread could
-        # not begin: what waits for it says why.
+        # ConnectionError: an agent process has left after its last rank, or was killed: the service thread starts another. An agent in
+        # a thread could not begin: ``AgentClient._await_opening`` raises the reason.
         try:
             self.send_hello(hello)
         except ConnectionError:
@@ -435,10 +435,10 @@ class AgentConnection:
                 self.send_hello(hello)
 
     def send_hello(self, hello: Hello) -> None:
-        """Sends the first message, with descriptors of the memory and of this process to an agent in another one.
+        """Sends ``Hello``; to an agent process with the descriptors of the shared memory and of this process.
 
         Raises:
-            OSError: the agent is gone, or takes no descriptor.
+            OSError: the agent has closed the connection, or descriptors cannot be passed.
         """
         if self.thread is not None:
             self.channel.send(hello)
@@ -452,22 +452,17 @@ class AgentConnection:
                 os.close(process)
 
     def set_aside(self) -> None:
-        """Moves the descriptors to numbers that the program does not reach; nothing may be receiving."""
+        """Moves the descriptors to numbers that the program does not reach; no thread may be receiving."""
         if self.thread is None:
             self._memory.set_descriptor_aside()
             self.channel.set_aside()
 
-    # -- the next ----------------------------------------------------------------------------------
+    # -- replacing an agent --------------------------------------------------------------------------
 
     def start_another(self, info: RunInfo, *, has_opened: bool) -> bool:
-        """Connects to another agent after one has died; in a thread of this process if none can be started.
+        """Connects to another agent after one has died; starts it in a thread if no process can be started.
 
-        Args:
-            info: identity of the rank, as the agent before has determined it.
-            has_opened: an agent has opened the run directory.
-
-        Returns:
-            Whether there is another. Where there is none, the log says why.
+        ``has_opened``: a previous agent has opened the run directory. Returns whether there is another agent; if not, logs the reason.
         """
         if self.channel.is_closed_elsewhere():
             _log.warning(
@@ -484,7 +479,7 @@ class AgentConnection:
             )  # fmt: skip
             return False
         try:
-            self.channel = self._next(info, has_opened=has_opened)
+            self.channel = self._connect_next(info, has_opened=has_opened)
         except (OSError, RuntimeError) as error:
             _log.error(
                 "Nothing more is exported: no other agent can be started (%s). Raise pids.max, ulimit -u or ulimit -n",
@@ -493,45 +488,39 @@ class AgentConnection:
             return False
         return True
 
-    def _next(self, info: RunInfo, *, has_opened: bool) -> MessageChannel:
-        """Connects to another agent, or begins one in a thread of this process.
+    def _connect_next(self, info: RunInfo, *, has_opened: bool) -> MessageChannel:
+        """Connects to another agent, or starts one in a thread of this process.
 
         Raises:
-            OSError: no process and no descriptor is left for one.
-            RuntimeError: no thread is left for one.
+            OSError: neither a process nor a thread can be started, or no descriptor is left.
+            RuntimeError: no thread can be started.
         """
-        said = "" if self._errors is None else self._errors.take()
+        error_text = "" if self._errors is None else self._errors.take()
         try:
-            # One that was found was about to leave, if it does not end each time.
+            # An agent that another rank had started was probably about to exit, unless this happens each time.
             if self._found and not self.is_up.is_set() and self._starts < MOST_STARTS:
                 return self._connect(info)
-            if not has_opened and self._starts > 1:  # it cannot run here
+            if not has_opened and self._starts > 1:  # an agent process cannot run here
                 _log.warning(
                     "The agent ended before it began%s: a thread of this process does its work",
-                    f" ({said})" if said else "",
+                    f" ({error_text})" if error_text else "",
                 )
                 return self._start_thread()
-            self._errors = None if has_opened or self.thread is not None else _ErrorsOfStart()
+            self._errors = None if has_opened or self.thread is not None else _StartupStderr()
             _log.warning("The agent has ended; another one goes on")
             return self._connect(info) if self.thread is None else self._start_thread()
         except OSError as error:
             _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
             return self._start_thread()
 
-    # -- while it works ----------------------------------------------------------------------------
+    # -- waiting, logging ----------------------------------------------------------------------------
 
     def wait_while_working(
         self, wait: Callable[[float], object], timeout_s: float, *, reading: bool = False
     ) -> bool:
-        """Waits for the agent as long as it makes progress.
+        """Calls ``wait(timeout_s)`` until it returns true, as long as the agent process works, for ``BUSY_S`` at most; returns whether it did.
 
-        Args:
-            wait: waits for so many seconds; returns whether what is waited for has come.
-            timeout_s: of one wait.
-            reading: see ``ProcessActivity``.
-
-        Returns:
-            Whether it has come.
+        ``reading``: see ``ProcessActivity``.
         """
         work, deadline_s = ProcessActivity(self.pid, reading=reading), time.monotonic() + BUSY_S
         while not (done := wait(timeout_s)) and time.monotonic() < deadline_s and work.is_working():
@@ -539,7 +528,7 @@ class AgentConnection:
         return bool(done)
 
     def log_silence(self, waited_s: float) -> None:
-        """Logs that the agent does not answer, and what to look at."""
+        """Logs that the agent has not begun, and what to check."""
         agent = f"agent (process {self.pid or 'not known'})"
         if self._found and not self.pid:
             agent = f"agent whose address process {self.channel.opener()} has opened"
@@ -557,16 +546,16 @@ class AgentConnection:
 
 
 LEAST_SHARE: Final = 0.2
-"""Of the time between two looks: what a process that only waits for something stays below."""
+"""Processor time, as a share of the time between two samples, above which a process works: a process that only waits stays below."""
 
 
 class ProcessActivity:
-    """Whether a process runs or waits for a processor, from /proc/<pid>/task.
+    """Samples whether a process runs or waits for a processor, from /proc/<pid>/task.
 
     Args:
-        pid: of the process. The thread that asks is left out.
-        reading: a thread works as well that waits for a disk, and has run since the last call: the disk answers.
-        processes: where the system tells of its processes.
+        pid: process id. The calling thread is left out.
+        reading: count a thread in uninterruptible disk sleep as working if it has run since the last call: the disk answers.
+        processes: where procfs is mounted.
     """
 
     def __init__(self, pid: int, *, reading: bool = False, processes: Path = Path("/proc")) -> None:
@@ -576,21 +565,21 @@ class ProcessActivity:
         self._before_ns = time.monotonic_ns(), self._cpu_time()[0]
 
     def is_working(self) -> bool:
-        """Returns whether it has run since the last call, or is runnable. False if the system does not say."""
+        """Returns whether the process has run since the last call, or is runnable; False if the system does not report that."""
         before_ns, (spent_ns, is_runnable) = self._before_ns, self._cpu_time()
         self._before_ns = now_ns, _ = time.monotonic_ns(), spent_ns
         return is_runnable or spent_ns - before_ns[1] > LEAST_SHARE * (now_ns - before_ns[0])
 
     def _cpu_time(self) -> tuple[int, bool]:
-        """Returns the nanoseconds running or runnable, and whether a thread is now.
+        """Returns the nanoseconds that the threads were running or runnable so far, and whether one of them is now.
 
-        The kernel adds the time of a wait when that is over, so a process that starves shows in its state alone.
+        The kernel adds the time of a wait for a processor when the wait ends, so until then only the state shows it.
         """
         spent_ns, is_runnable = 0, False
-        mine = str(threading.get_native_id())
-        with suppress(OSError, ValueError, IndexError):  # the process, or one of its threads, is gone
+        own_task = str(threading.get_native_id())
+        with suppress(OSError, ValueError, IndexError):  # the process, or one of its threads, has ended
             for task in self._tasks.iterdir():
-                if task.name != mine:
+                if task.name != own_task:
                     running, waiting, _ = (task / "schedstat").read_text(encoding="utf-8").split()
                     spent_ns += int(running) + int(waiting)
                     state = (task / "stat").read_bytes().rpartition(b")")[2].split()[0]
@@ -601,16 +590,16 @@ class ProcessActivity:
 
 
 def start_of_job(environ: Mapping[str, str]) -> str:
-    """See ``distributed.store.start_of_job``, which only ranks on several hosts import here."""
+    """See ``distributed.store.start_of_job``. Only ranks on several hosts call this, and so import that module."""
     from otel_train.distributed import store
 
     return store.start_of_job(environ, sys.modules)
 
 
 def descriptor_of(pid: int) -> int:
-    """Returns a descriptor of a process: its end is seen at once, and no later process of its number is taken for it.
+    """Returns a descriptor of a process (pidfd_open(2)): it reports the end at once, and a reused process id cannot be confused.
 
-    -1 where this system has none: then the end of the connection is the end of the process.
+    -1 if the system has none: then the end of the connection counts as the end of the process.
     """
     try:
         return os.pidfd_open(pid)
@@ -619,5 +608,5 @@ def descriptor_of(pid: int) -> int:
 
 
 def ends_its_container() -> bool:
-    """Returns whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
-    return namespace_of("pid") != f"pid:[{_MACHINE}]"
+    """Returns whether the end of this process may end its container: it is not in the pid namespace of the host."""
+    return namespace_of("pid") != f"pid:[{_HOST_PID_NAMESPACE}]"
