@@ -1,4 +1,4 @@
-"""The training process's side of the agent: starts it, sends reports, executes its requests, waits for it at the end."""
+"""The training process's side of the agent: starts the agent, sends reports, executes requests, waits for the agent at the end."""
 
 from __future__ import annotations
 
@@ -39,60 +39,60 @@ if TYPE_CHECKING:
     from otel_train.trackers.metrics import FlatRow
 
 WRITING_S = 0.1
-"""Longest that the end waits for an agent which does not answer, where that can go on without this process."""
+"""Longest wait of the end for an agent that does not answer and that outlives this process."""
 
 END_S = 0.08
-"""As long may the end take there with a disk which does not answer: the rest of 0.1 s is the interpreter's."""
+"""Longest time that the end takes with such an agent if its disk does not answer: 0.1 s less the exit of the interpreter."""
 
 LEAST_WRITING_S = 0.02
-"""The end waits this long for the disk in any case: what comes before may have taken longer."""
+"""Shortest wait of the end for the disk, even if the steps before have used up ``END_S``."""
 
 OPEN_S = 10.0
-"""Longest that a call for the run directory waits for the agent to open it."""
+"""Longest wait of a call that needs the run directory for the agent to open it."""
 
 SILENT_S = 30.0
-"""After as long without a word of its agent a rank says so in the log, once."""
+"""A rank logs once that its agent has not begun, after so many seconds without a message of it."""
 
 ANSWER_S = 10.0
-"""Longest that a thread which asks for a summary waits."""
+"""Longest wait for an answer of the agent, such as a summary."""
 
 TURN_S = 0.01
-"""How often the service thread looks whether another thread's report is over."""
+"""Interval at which the service thread checks whether the report of another thread has been sent."""
 
 _log = logging.getLogger("otel_train")
 _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
 
 class State(IntEnum):
-    """How far a session is. It never goes back."""
+    """State of a session. It only increases."""
 
     RUNNING = 0
-    """Its agent starts, or works, or another one takes its place."""
+    """An agent starts or works, or is being replaced."""
     ENDING = 1
-    """The agent counts to the end."""
+    """The agent has been asked to account the run to its end."""
     ENDED = 2
-    """Nothing is asked any more. The summary of the end may still come."""
+    """No further request is sent. The final summary may still arrive."""
     ABANDONED = 3
-    """No agent works for it, and none will."""
+    """There is no agent, and none will be started."""
 
 
 class AgentClient:
-    """The training process's side of a session: a thread that serves the agent, and questions to it.
+    """The training process's side of a session: the service thread, and requests to the agent.
 
-    A service thread sleeps until the agent asks for something, or until ``ReportBuilder.pause_s`` is over. No other thread of the
-    program ever waits for the agent, except one that calls ``summary()`` or ends the session.
+    The service thread sleeps until the agent sends a request, or for ``ReportBuilder.pause_s``. No other thread of the
+    program waits for the agent, except in calls that need its answer, such as ``summary()``, and at the end of the session.
 
     Attributes:
-        recording: what records.
-        connection: the agent.
-        components: what works here besides recording.
-        opened: what the agent has said of the run directory; None before.
+        recording: the instrumentation, and the memory that it writes to.
+        connection: connection to the agent.
+        components: captures, trackers, providers and the exchange between ranks.
+        opened: the agent's answer to ``Hello``; None before.
         info: identity of the run and the rank; run and attempt are final once the agent has opened the run directory.
-        when_needed_at_end: called with whether there is something that only this process can finish.
+        when_needed_at_end: called with whether the session must be closed before SIGTERM ends the process.
 
     Raises:
         ConfigError: a setting cannot be honoured.
-        OSError: no memory can be shared, or no process started here.
+        OSError: no agent can be started, or too few descriptors are left.
         RuntimeError: no thread can be started.
     """
 
@@ -104,7 +104,7 @@ class AgentClient:
     ) -> None:
         self._config = config
         self._environ = dict(environ)
-        self._origins = origins if isinstance(origins, dict) else dict(origins)  # with what is ignored
+        self._origins = origins if isinstance(origins, dict) else dict(origins)  # `Origins` has ignored ones
         self._anchor = anchor
         require_descriptors(above=config.agent == "process")
         self.info = detect(config, environ, process=Process(start=start_of_job))
@@ -118,10 +118,10 @@ class AgentClient:
         self._report_is_requested = False
         self._state = State.RUNNING
         self.opened: Opened | None = None
-        self._is_opened = threading.Event()  # or it will not be
-        self._refusal, self._is_unawaited, self._interrupted = "", False, False
+        self._is_opened = threading.Event()  # also set if no agent will open the run directory
+        self._refusal, self._opens_unawaited, self._interrupted = "", False, False
         self._silence_logged = False
-        self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
+        self._final: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._end_guard = Guard("trackers")
         try:
             self._check_settings()
@@ -137,8 +137,8 @@ class AgentClient:
         """Starts recording and reporting.
 
         Raises:
-            ConfigError: an agent in a thread cannot honour a setting. One in a process logs it.
-            OSError: the agent is gone.
+            ConfigError: an agent in a thread cannot honour a setting. An agent process logs it instead.
+            OSError: the agent cannot be reached.
             RuntimeError: no thread can be started.
         """
         greeted = False
@@ -148,7 +148,7 @@ class AgentClient:
             self.recording.begin()
             if self._config.profiler != "off":
                 self.components.signal.install()
-            self.connection.send_first_hello(self._hello())  # before anything else is sent
+            self.connection.send_first_hello(self._hello())  # must be the first message
             greeted = True
             self._thread.start()
             self._await_opening()
@@ -158,7 +158,7 @@ class AgentClient:
                 self._record_end(state, ended_ns)
             if greeted:
                 self.tell("end", state, ended_ns, False, cause_of(error) if state == "failed" else "")
-            self._reach(State.ABANDONED)
+            self._advance_state(State.ABANDONED)
             self.components.signal.remove()
             self.recording.end()
             self.connection.channel.close()
@@ -169,11 +169,11 @@ class AgentClient:
             raise
 
     def _await_opening(self) -> None:
-        """Waits for an agent in a thread: what it refuses is raised here."""
+        """Waits for an agent in a thread to open the run directory; raises its error if it cannot."""
         if self.connection.thread is None:
             return
-        self._is_unawaited = _is_finding_module()
-        if self._is_unawaited:  # the agent's thread imports once this one lets it
+        self._opens_unawaited = _is_finding_module()
+        if self._opens_unawaited:  # this thread holds the import lock, which the agent's thread needs
             return
         self._is_opened.wait(OPEN_S)
         if self._refusal:
@@ -196,7 +196,7 @@ class AgentClient:
 
                 check_installed(name)
 
-    def _reach(self, state: State) -> None:
+    def _advance_state(self, state: State) -> None:
         self._state = max(self._state, state)
 
     @property
@@ -207,17 +207,17 @@ class AgentClient:
     def _is_over(self) -> bool:
         return self._state >= State.ENDED
 
-    # -- what the session asks -------------------------------------------------------------------
+    # -- calls of the session --------------------------------------------------------------------
 
     @property
     def run_directory(self) -> Path | None:
-        """Folder of this run; None when it could not be made. Waits for the agent to open it."""
+        """Folder of this run; None if it cannot be written. Waits for the agent to open it."""
         opened = self._open()
         return Path(opened.run_directory) if opened is not None and opened.run_directory else None
 
     @property
     def metrics_url(self) -> str | None:
-        """Address of ``/metrics``; None when it is not served. Waits as well."""
+        """Address of ``/metrics``; None if it is not served. Waits for the agent to open it."""
         opened = self._open()
         return (opened.metrics_url or None) if opened is not None else None
 
@@ -255,8 +255,8 @@ class AgentClient:
         return self.components.captures
 
     def summary(self, state: str) -> dict[str, Any]:
-        """Returns the summary up to now, or since ``reset_window``; empty where there is no agent any more."""
-        return self._of_end()[0] if self._is_ending else self._ask_fresh("summary", state) or {}
+        """Returns the summary since the start or ``reset_window``; after the end, the final one; empty if no agent answers."""
+        return self._final_answer()[0] if self._is_ending else self._ask_fresh("summary", state) or {}
 
     def reset_window(self) -> None:
         """Lets ``summary`` start from now."""
@@ -265,7 +265,7 @@ class AgentClient:
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
         """Returns what could not be instrumented, with the reason."""
-        return self._of_end()[1] if self._is_ending else self._ask_fresh("instrumentation_gaps") or []
+        return self._final_answer()[1] if self._is_ending else self._ask_fresh("instrumentation_gaps") or []
 
     def _trackers(self) -> Trackers | None:
         self._open()
@@ -273,21 +273,21 @@ class AgentClient:
         self.recording.recorder.changed()
         return self.components.trackers
 
-    def _of_end(self) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """Returns summary and instrumentation gaps of the end; waits for an agent that is late."""
+    def _final_answer(self) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        """Returns summary and instrumentation gaps after the end; waits up to ``ANSWER_S`` for an agent that is late."""
         if self._is_over and threading.current_thread() is not self._thread:
             self._thread.join(ANSWER_S)
-        return self._last or ({}, [])
+        return self._final or ({}, [])
 
     def hand_over(self) -> bool:
-        """Writes the rows up to now before a thread of the program finishes a tracker run."""
-        patience_s = self._config.exit_timeout_s
+        """Writes the rows up to now before the program finishes a tracker run; returns whether all were written in time."""
+        timeout_s = self._config.exit_timeout_s
         self.report(fresh=True)
-        self.ask("hand_over", timeout_s=patience_s)
+        self.ask("hand_over", timeout_s=timeout_s)
         trackers = self.components.trackers
-        return trackers is None or trackers.emptied(patience_s / 2)
+        return trackers is None or trackers.emptied(timeout_s / 2)
 
-    # -- the thread ------------------------------------------------------------------------------
+    # -- the service thread ----------------------------------------------------------------------
 
     def _serve(self) -> None:
         guard = Guard("agent")
@@ -325,7 +325,7 @@ class AgentClient:
                 )
                 if now_s >= turned_s + pause_s or self._report_is_requested:
                     turned_s = now_s
-                    if self._is_opened.is_set():  # before, the agent takes nothing
+                    if self._is_opened.is_set():  # before that the agent does not read reports
                         self._report_is_requested = False
                         self.report()
                         self.components.poll()
@@ -333,12 +333,12 @@ class AgentClient:
                         continue
                 self._receive(turned_s + pause_s - now_s)
             if self._state is State.ENDED:
-                self._await_last()
+                self._await_final_answer()
 
     def _log_silence(self, waited_s: float) -> None:
         if waited_s <= SILENT_S or self._silence_logged or self._is_opened.is_set():
             return
-        if self.connection.channel.wait(0.0):  # it has spoken while another thread held the interpreter
+        if self.connection.channel.wait(0.0):  # a message arrived while another thread held the GIL
             return
         self._silence_logged = True
         self.connection.log_silence(waited_s)
@@ -347,30 +347,30 @@ class AgentClient:
         """Handles the next message, if one comes in time. Only the service thread may receive.
 
         Raises:
-            EOFError: the agent is gone.
+            EOFError: the agent has closed the connection.
         """
         channel = self.connection.channel
         if channel.fileno() in channel.wait(timeout_s):
             self._handle(channel.receive())
 
     def _start_another(self) -> None:
-        """Goes on with another agent after one has died, with the same memory."""
+        """Connects to another agent after one has died, with the same shared memory."""
         if not self.connection.start_another(self.info, has_opened=self.opened is not None):
-            self._reach(State.ABANDONED)
+            self._advance_state(State.ABANDONED)
             return
         self._update_end_work()
-        with suppress(OSError):  # it has left since: the end of the connection says so
+        with suppress(OSError):  # this agent has ended as well: the service thread reads EOF next
             self.connection.send_hello(self._hello())
 
     def report(self, *, fresh: bool = False) -> None:
-        """Reports what is new. Waits for another report, but not for long."""
-        if not self._take_turn(self._send_s or self._config.exit_timeout_s):
+        """Sends a report. If another thread reports, waits for it, but at most ``exit_timeout_s``."""
+        if not self._acquire_reporting(self._send_s or self._config.exit_timeout_s):
             return
-        hurried = threading.current_thread() is not self._thread or self._is_ending
+        is_awaited = threading.current_thread() is not self._thread or self._is_ending
         try:
             with suppress(OSError):
                 self._reports.send(
-                    self.connection.channel.send, fresh=fresh, pause_s=0.0 if hurried else PAUSE_S
+                    self.connection.channel.send, fresh=fresh, pause_s=0.0 if is_awaited else PAUSE_S
                 )
         finally:
             self._reporting.release()
@@ -378,20 +378,20 @@ class AgentClient:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Lets no other thread report until the block ends."""
-        self._take_turn(threading.TIMEOUT_MAX)
+        self._acquire_reporting(threading.TIMEOUT_MAX)
         try:
             yield
         finally:
             self._reporting.release()
 
-    def _take_turn(self, timeout_s: float) -> bool:
-        """Waits for a report of another thread; returns whether that is over. The thread of it may wait for an answer."""
+    def _acquire_reporting(self, timeout_s: float) -> bool:
+        """Returns whether it acquired the lock for reports. The service thread handles messages meanwhile: the holder may await an answer."""
         if threading.current_thread() is not self._thread:
             return self._reporting.acquire(timeout=timeout_s)
         deadline_s = time.monotonic() + timeout_s
-        while not (taken := self._reporting.acquire(blocking=False)) and time.monotonic() < deadline_s:
+        while not (acquired := self._reporting.acquire(blocking=False)) and time.monotonic() < deadline_s:
             self._receive(TURN_S)
-        return taken
+        return acquired
 
     def _handle(self, message: object) -> None:
         if isinstance(message, Opened):
@@ -399,45 +399,45 @@ class AgentClient:
         elif isinstance(message, Response):
             self.connection.channel.take_response(message)
         elif isinstance(message, Request):
-            done = None
+            value = None
             with Guard(message.what):
-                done = getattr(self, f"_do_{message.what}")(*message.args)
+                value = getattr(self, f"_do_{message.what}")(*message.args)
             if message.number:
-                self.connection.channel.send(Response(message.number, done))
+                self.connection.channel.send(Response(message.number, value))
 
     def _on_opened(self, opened: Opened) -> None:
         self.opened = opened
         self.info = opened.info
-        # After Ctrl-C the interpreter ends by that signal, unless classes are made meanwhile.
+        # Not after Ctrl-C: making classes then would keep the interpreter from ending by that signal.
         self.components.on_opened(opened, makes=not self._interrupted)
         self.report(fresh=True)
         self._is_opened.set()
 
-    # -- what the agent asks -----------------------------------------------------------------------
+    # -- requests of the agent ---------------------------------------------------------------------
 
     def _do_say(self, text: str) -> None:
         if sys.stderr is not None:
             print_while_taken(text, sys.stderr)
 
     def _do_refused(self, why: str) -> None:
-        """Handles a setting that the agent rejects and that could not be checked here."""
-        if self.connection.thread is None or self._is_unawaited:
+        """Handles the agent's rejection of a setting that could not be checked here."""
+        if self.connection.thread is None or self._opens_unawaited:
             _log.error("Nothing is exported: %s", why)
         self._refusal = why
-        self._reach(State.ABANDONED)
+        self._advance_state(State.ABANDONED)
         self._is_opened.set()
 
     def _do_up(self, pid: int) -> None:
-        """Handles the start of the agent in this process; nothing has been opened yet."""
+        """Handles the message that the agent runs, in process ``pid``; it has not opened the run directory yet."""
         self.connection.pid = pid
         self.connection.is_up.set()
 
     def _do_report(self) -> None:
-        """Handles a request of the agent for a report; it is sent when no other request is pending."""
+        """Handles a request for a report, which ``_serve_one`` sends next."""
         self._report_is_requested = True
 
     def _do_ended(self, summary: dict[str, Any], gaps: list[dict[str, str]]) -> None:
-        self._last = summary, gaps
+        self._final = summary, gaps
 
     def _do_log(self, level: int, text: str) -> None:
         _log.log(level, "%s", text)
@@ -471,19 +471,20 @@ class AgentClient:
         if self.components.exchange is not None:
             self.components.exchange.send(request)
 
-    # -- questions ---------------------------------------------------------------------------------
+    # -- requests to the agent ---------------------------------------------------------------------
 
     def _open(self) -> Opened | None:
+        """Waits, for ``OPEN_S`` at most, until the agent has opened the run directory; returns its answer."""
         if threading.current_thread() is not self._thread:
             self._is_opened.wait(OPEN_S)
         return self.opened
 
     def tell(self, what: str, *args: Any) -> None:
-        """Has the agent do something."""
+        """Sends the agent a request that needs no answer."""
         self.connection.channel.tell(what, *args)
 
     def ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S, busy: bool = False) -> Any:
-        """Returns what the agent answers; None where it does not in time, or cannot. ``busy``: longer while it works."""
+        """Returns the agent's answer; None if it does not answer in time. ``busy``: wait longer while the agent works."""
         if os.getpid() != self.info.pid or self._is_over:
             return None
         return self.connection.channel.ask(
@@ -491,14 +492,14 @@ class AgentClient:
         )
 
     def _ask_fresh(self, what: str, *args: Any) -> Any:
-        """Does what ``ask`` does after all events up to now are accounted."""
+        """Does what ``ask`` does, after a report that lets the agent account all events up to now."""
         self._open()
         self.report(fresh=True)
         return self.ask(what, *args)
 
     def _await_response(self, box: ResponseBox, *, timeout_s: float, busy: bool) -> Response:
         deadline_s = time.monotonic() + timeout_s
-        if threading.current_thread() is self._thread:  # no other thread receives the response
+        if threading.current_thread() is self._thread:  # no other thread would receive the response
             while box.empty() and time.monotonic() < deadline_s:
                 self._receive(deadline_s - time.monotonic())
             return box.get_nowait()
@@ -520,7 +521,7 @@ class AgentClient:
     # -- the end -----------------------------------------------------------------------------------
 
     def _update_end_work(self) -> None:
-        """Determines what must be closed before SIGTERM ends the process, such as an agent in the same container."""
+        """Updates whether the session must be closed before SIGTERM ends the process."""
         if self._is_ending:
             return
         with self._end_guard:
@@ -528,13 +529,13 @@ class AgentClient:
 
     @property
     def _is_needed_at_end(self) -> bool:
-        """Whether the agent, or something that the agent still has for this process, ends with this process."""
+        """Whether the agent ends with this process, or a component has work that only this process can finish."""
         return not self.connection.outlives_program or self.components.needs_program
 
     def close(self, state: str, *, cause: str = "", assumed: bool = False) -> None:
-        """Has the agent count to the end, and gives everything back. Never raises. ``cause``, ``assumed``: see ``ExitHook``."""
+        """Has the agent account the run to its end, and releases everything. Never raises. ``cause``, ``assumed``: see ``ExitHook``."""
         timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
-        ended_ns = system_clock()  # to wait for the agent is no time of the run
+        ended_ns = system_clock()  # the wait for the agent is not run time
         self._interrupted = state == "interrupted"
         with guard:
             self._record_end(state, ended_ns, assumed=assumed)
@@ -555,13 +556,13 @@ class AgentClient:
                 action()
 
     def _record_end(self, state: str, ended_ns: int, *, assumed: bool = False) -> None:
-        """Records in shared memory how the session ends, for an agent that gets no message of it."""
+        """Records in shared memory how the session ends, for an agent that does not get the message."""
         words = self.recording.memory.end_state_words
         words[0], words[1] = ENDS.index(state), assumed
         self.recording.memory.ended_word[0] = ended_ns
 
     def _await_agent(self, timeout_s: float) -> None:
-        """Waits until the agent accepts messages, unless it is idle and outlives this process."""
+        """Waits until the agent receives messages; not for an agent that outlives this process and does not work."""
         agent, channel = self.connection, self.connection.channel
         if not agent.outlives_program:
             agent.is_up.wait(BUSY_S)
@@ -569,13 +570,14 @@ class AgentClient:
             return
         up_s = WRITING_S if agent.pid else timeout_s
         if agent.wait_while_working(agent.is_up.wait, up_s, reading=True):
-            agent.wait_while_working(self._is_opened.wait, WRITING_S, reading=True)  # its packages
+            agent.wait_while_working(self._is_opened.wait, WRITING_S, reading=True)  # imports its packages
         if not agent.wait_while_working(channel.takes, END_S / 2):
             self._send_s = LEAST_WRITING_S / 2
             channel.limit_sends(self._send_s)
 
     def _end(self, said: tuple[str, int, bool, str], timeout_s: float, began_s: float) -> None:
-        self._reach(State.ENDING)
+        """Requests the end of the run, and waits as long as the kind of agent allows. ``said``: arguments of the request."""
+        self._advance_state(State.ENDING)
 
         def short_s() -> float:
             return max(LEAST_WRITING_S, began_s + END_S - time.monotonic())
@@ -593,13 +595,13 @@ class AgentClient:
             is_written = self.ask("written", timeout_s=short_s() if outlives else timeout_s, busy=True)
         if is_written is None and self.connection.thread is None and not self._is_over:
             self._thread.join(LEAST_WRITING_S)
-            if not self._thread.is_alive():  # the agent has died: another one counts what lies in memory
+            if not self._thread.is_alive():  # the agent has died: another one reads the shared memory
                 self._start_another()
 
-    def _await_last(self) -> None:
-        """Receives what the agent says at the end, which may be late, and nothing else."""
+    def _await_final_answer(self) -> None:
+        """Receives the final summary and gaps, which may be late, and ignores all other messages."""
         try:
-            while self._last is None:
+            while self._final is None:
                 message = self.connection.channel.receive()
                 if isinstance(message, Request) and message.what == "ended":
                     self._do_ended(*message.args)
@@ -607,34 +609,34 @@ class AgentClient:
             self.connection.channel.close()
 
     def _disconnect(self) -> None:
-        self._reach(State.ENDED)
-        if self._last is None and self._thread.is_alive():
-            self.connection.channel.end_sends()  # the agent is late: the thread waits for it
+        self._advance_state(State.ENDED)
+        if self._final is None and self._thread.is_alive():
+            self.connection.channel.end_sends()  # the agent is late: the service thread waits for its final answer
         else:
             self.connection.channel.close()
         thread = self.connection.thread
-        if thread is not None:  # it ends with this process: what it cannot send by then stays in the spool
+        if thread is not None:  # it ends with this process: data that it has not sent stays in the spool
             thread.join(self._config.exit_timeout_s)
             self.connection.log_problem()
 
     def abandon_in_fork(self) -> None:
-        """Leaves the connection to the parent, in a forked child."""
-        self._reach(State.ABANDONED)
+        """Gives the connection up in a forked child; it belongs to the parent."""
+        self._advance_state(State.ABANDONED)
         self.components.signal.in_use = False
         self.connection.channel.close_in_fork()
 
 
 def _is_finding_module() -> bool:
-    """Returns whether a finder of the import system has called this thread: no other thread can import meanwhile."""
+    """Returns whether this thread is inside a finder of the import system: until it returns no other thread can import."""
     codes = (frame.f_code for frame in frames())
     return any(
         code.co_name == "_find_spec" and code.co_filename == "<frozen importlib._bootstrap>" for code in codes
     )
 
 
-def _let_go_in_fork() -> None:
+def _abandon_all_in_fork() -> None:
     for service in list(_services):
         service.abandon_in_fork()
 
 
-os.register_at_fork(after_in_child=_let_go_in_fork)
+os.register_at_fork(after_in_child=_abandon_all_in_fork)
