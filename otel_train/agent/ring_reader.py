@@ -45,8 +45,12 @@ if TYPE_CHECKING:
 
 
 _COPY_EVERY_S = 1.0
+"""Interval at which new events are copied to ``flight.bin``."""
+
 _UNLIMITED = 1 << 62
 _TRIES = 16
+"""Attempts to read the table of names while the rank writes it, or to create a file in a folder that is being removed."""
+
 _NOT_COPIED = (
     "until it can be written, which is tried every second, live progress and the last steps of a killed run are missing: "
     "free space for the run directory, or raise ulimit -f, or let this user write there; training is not affected"
@@ -57,7 +61,7 @@ class SharedRing(RingReader):
     """One ring buffer of another process; ``progress`` is int64[2], see ``Ring``.
 
     Attributes:
-        limit: edges that may be read: of later ones it is not known yet what they mean.
+        limit: number of events that may be read: later ones may need a report to be interpreted.
     """
 
     def __init__(self, words: memoryview, progress: memoryview) -> None:
@@ -67,17 +71,17 @@ class SharedRing(RingReader):
 
     @property
     def written(self) -> int:
-        """Edges written since the ring was made."""
+        """Number of events written since the ring was made."""
         return self._progress[0] // EDGE_WORDS
 
     @property
     def spent_ns(self) -> int:
-        """Nanoseconds that recording took; see ``Ring.spent_ns``."""
+        """Overhead of recording in nanoseconds; see ``Ring.spent_ns``."""
         return self._progress[1] * SAMPLED
 
     @property
     def pending(self) -> int:
-        """Edges written, not yet read, and within the limit."""
+        """Number of events written, not yet read, and within the limit."""
         return max(0, min(self.written, self.limit) - self.taken)
 
 
@@ -93,16 +97,16 @@ class SharedThread:
 
 
 class SharedRings:
-    """Reads what a ``Recorder`` in another process writes, for the export loop.
+    """Reads the shared memory that a ``Recorder`` in another process writes, for the export loop.
 
     Args:
-        memory: of the rank, or its descriptor.
-        copy: file that gets the last steps, a second old at most; None for none.
+        memory: memory of the rank, or its descriptor.
+        copy: path of ``flight.bin``, a copy that is at most a second old; None for no copy.
 
     Attributes:
         guard: contains the faults of the copy.
-        device_ring: what devices did.
-        steps: returns what the copy is to say of the steps: see ``STEPS``.
+        device_ring: reads the records of device events.
+        steps: returns the two numbers that the copy stores as ``STEPS``.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class SharedRings:
         self._copy = FlightCopy(copy, self._memory) if copy is not None else None
         self._disk = disk or DiskQueue()
         self._copied_s = 0.0
-        # A full disk may accept writes again.
+        # Never switched off: a full disk may accept writes again.
         self.guard = Guard("flight file", limit=sys.maxsize, consequence=_NOT_COPIED)
         self.device_ring = DeviceRingReader(self._memory.device_ring)
         self._limited = True
@@ -126,7 +130,7 @@ class SharedRings:
         self.main = self._find()[0]
 
     def touch(self) -> None:
-        """Has the system give all memory of the first ring: else the training thread waits for it with every 256th edge.
+        """Allocates all pages of the first ring by reading them: else the training thread has a page fault at every 256th event.
 
         4 MiB take 3 ms of this process.
         """
@@ -134,33 +138,33 @@ class SharedRings:
         words[:: PAGE // words.itemsize].max()
 
     def unreported(self) -> tuple[list[Value | UserEvent], array[int]]:
-        """Returns the logged values and timed operations since the last report. Call it after the rank has died."""
+        """Returns the logged values and timed operations that were not reported. Call it after the rank has died."""
         values, operations = (self._memory.pending(index) for index in (0, 1))
         return unreported_values(values), unreported_operations(operations)
 
     @property
     def threads(self) -> list[SharedThread]:
-        """Threads that write, or have written and are not read to the end."""
+        """Threads that write, and threads that have ended and whose rings are not read to the end."""
         return list(self._find().values())
 
     @property
     def sources(self) -> list[Instrumented]:
-        """All sources of edges written so far, by number. The same list every time."""
+        """All sources of the events written so far, by number. Always the same list object."""
         self._learn()
         return self._sources
 
     @property
     def end_state(self) -> tuple[str, bool]:
-        """How the rank ended its run, and whether that is assumed; once ``ended_ns`` is known."""
+        """How the rank ended its run, and whether that is assumed; valid if ``ended_ns`` is not 0."""
         state, assumed = self._memory.end_state_words
         return ENDS[state], bool(assumed)
 
     def _learn(self) -> None:
-        for _ in range(_TRIES):  # the rank may be writing them
+        for _ in range(_TRIES):  # the rank may write the table at the same time
             text = self._memory.names()
             if text == self._names:
                 return
-            with suppress(ValueError):  # it was torn
+            with suppress(ValueError):  # the text was torn
                 found = json.loads(text or b"{}")
                 new = found.get("sources", ())[len(self._sources) :]
                 self._sources += [Instrumented(SourceKind(kind), *rest) for kind, *rest in new]
@@ -169,20 +173,18 @@ class SharedRings:
 
     @property
     def ended_ns(self) -> int:
-        """When the rank ended its run; 0 before."""
+        """Monotonic time at which the rank ended its run; 0 before."""
         return int(self._memory.ended_word[0])
 
     def run_clock(self) -> int:
-        """Returns now, on the monotonic clock; once the rank has ended its run and waits for the agent, when it did."""
+        """Returns the current monotonic time, or that of the end of the run if the rank has ended it and waits for the agent."""
         now_ns = system_clock()
         return self.ended_ns or now_ns
 
     def limit(self, positions: Iterable[tuple[int, int]] | None, changes: int = 0) -> None:
-        """Lets the export loop read up to these positions, by ring, and of other rings nothing; None: whatever is there.
+        """Lets the export loop read each ring up to its position in a report, and other rings not; None: all rings without limit.
 
-        Args:
-            positions: edges written before the rank made a report.
-            changes: what ``FlightMemory.changes_word`` was before that.
+        ``positions``: see ``Recorder.positions``. ``changes``: ``RankMemory.changes_word`` before the report.
         """
         upto = None if positions is None else dict(positions)
         with self._limiting:
@@ -195,20 +197,20 @@ class SharedRings:
 
     @property
     def covered(self) -> bool:
-        """Whether the last report describes all sources of the events written up to now."""
+        """Whether the events up to now can be interpreted: nothing has changed in the rank since its last report."""
         return not self._limited or self._memory.changes_word[0] == self._reported_changes
 
     def advance(self) -> None:
-        """Lets the export loop read what is there now, unless the rank has to report first."""
+        """Lets the export loop read the events up to now, unless the rank has to report first."""
         with self._limiting:
             written = [(thread.ring, thread.ring.written) for thread in self._find().values()]
-            # Asked after the positions: the word changes before an edge that needs it.
+            # `covered` is read after the positions: the rank changes that word before it writes an event that needs a report.
             if self._limited and self.covered:
                 for ring, edges in written:
                     ring.limit = max(ring.limit, edges)
 
     def release(self, thread: SharedThread) -> None:
-        """Gives back the ring of a thread that is over and has been read to its end. The first is for one thread only."""
+        """Frees the ring of a thread that has ended, after it was read to the end. Ring 0 is never given to another thread."""
         if not thread.slot:
             return
         self._spent_before_ns += thread.ring.spent_ns
@@ -218,13 +220,13 @@ class SharedRings:
         self._memory.free(thread.slot)
 
     def publish(self, unix_ns: int) -> None:
-        """Copies what is new to the file, if it is time."""
+        """Copies new events to the file if the last copy is ``_COPY_EVERY_S`` old. ``unix_ns``: time of this poll."""
         if time.monotonic() - self._copied_s >= _COPY_EVERY_S:
             self._copied_s = time.monotonic()
             self.copy_now(unix_ns)
 
     def copy_now(self, unix_ns: int) -> None:
-        """Copies what is new to the file at once, unless its disk hangs."""
+        """Copies new events to the file at once, unless its disk hangs."""
         copy = self._copy
         if copy is not None:
             steps = self.steps()
@@ -238,7 +240,7 @@ class SharedRings:
 
     @property
     def spent_ns(self) -> int:
-        """Nanoseconds that the threads have spent writing."""
+        """Overhead of recording on all threads of the rank in nanoseconds."""
         return self._spent_before_ns + sum(thread.ring.spent_ns for thread in self._find().values())
 
     def close(self) -> None:
@@ -269,17 +271,17 @@ class FlightCopy:
         self._memory = memory
         self._file = -1
         self._saved: dict[int, tuple[int, bool, int]] = {}
-        """By ring: threads that had given it back, whether one had it then, and words of the last one."""
+        """By ring, at the last copy: how often it had been released, whether a thread had it, and the words written to it."""
         self._released: Counter[int] = Counter()
         self._names = b""
         header = Header(*HEADER.unpack_from(memory.view))
         self._anchor = Anchor(header.anchor_unix_ns, header.anchor_clock_ns)
 
     def save(self, unix_ns: int, steps: tuple[int, int]) -> None:
-        """Copies what was written since the last call; ``steps``: see ``STEPS``.
+        """Copies the events written since the last call; ``steps``: see ``STEPS``.
 
         Raises:
-            OSError: the disk is full, or gone.
+            OSError: the disk is full or cannot be reached.
         """
         if self._file >= 0 and not os.fstat(self._file).st_nlink:
             self.close()  # the file was removed while the run goes on
@@ -289,7 +291,7 @@ class FlightCopy:
             self._names = b""
             os.ftruncate(self._file, 0)
             os.ftruncate(self._file, self._memory.end_of_rings)
-        # In this order: a ring that changes hands meanwhile is copied anew now or the next time.
+        # In this order: a ring that is released and reused meanwhile is copied from its beginning, now or at the next call.
         released = self._released.copy()
         positions, names = self._memory.positions(), self._memory.names()
         used = {slot for slot, *_ in self._memory.entries()}
@@ -308,17 +310,17 @@ class FlightCopy:
         os.pwrite(self._file, head, 0)
 
     def released(self, slot: int) -> None:
-        """Records that a thread gives its ring back: the next one begins it anew."""
+        """Records that a ring is freed: the next thread writes it from the beginning."""
         self._released[slot] += 1
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _opened(self) -> int:
-        for _ in range(_TRIES):  # what removes a run directory may remove the folder between the two
+        for _ in range(_TRIES):  # a deletion of the run directory may remove the folder between the two calls
             with suppress(FileNotFoundError):
                 make_folder(self._path.parent)
                 return open_to_write(self._path)
@@ -327,7 +329,7 @@ class FlightCopy:
     def _save_ring(self, slot: int, released: int, written: int, *, used: bool) -> None:
         offset, size = self._memory.place(slot)
         known, was_used, before = self._saved.get(slot, (released, used, 0))
-        if known != released or used > was_used or written < before:  # another thread has the ring, or had it
+        if known != released or used > was_used or written < before:  # another thread has, or had, the ring
             before = 0
         first = max(before, written - size)
         while first < written:
@@ -338,5 +340,5 @@ class FlightCopy:
         self._saved[slot] = released, used, written
 
     def _write(self, start: int, stop: int) -> None:
-        while start < stop:  # a disk that is nearly full takes a part
+        while start < stop:  # pwrite(2) may write a part only, on a disk that is nearly full
             start += os.pwrite(self._file, self._memory.view[start:stop], start)

@@ -1,4 +1,4 @@
-"""The agent's work for one rank: reads rings, accounts, exports."""
+"""The agent's work for one rank: reads the rings, accounts the events, exports metrics."""
 
 from __future__ import annotations
 
@@ -49,30 +49,31 @@ if TYPE_CHECKING:
     from otel_train.recording.ring_buffer import EdgeBatch
 
 READ_INTERVAL_S = 2.0
-"""Edges are accounted this often, or when ``READ_EDGES`` wait: the numpy calls cost the same for few as for many."""
+"""Interval at which events are accounted if fewer than ``READ_EDGES`` wait: the numpy calls cost the same for few events as for many."""
 
 READ_EDGES = 2048
-"""Edges of one thread that are accounted as soon as they are seen: the end of the program waits for what is left."""
+"""Waiting events of one thread that are accounted at the next poll: the end of the program waits for the events that are left."""
 
 AHEAD_EDGES = 4096
-"""The rings are looked at again after so many edges: accounting them takes some 10 ms."""
+"""Events between two polls of the rings at a high rate of events: accounting so many takes some 10 ms."""
 
 LEAST_PAUSE_S = 0.1
-"""However fast edges come."""
+"""Shortest pause between two polls of the rings, at any rate of events."""
 
 _RATE_OVER_S = 0.05
+"""Shortest time over which the rate of events is measured."""
 
 _SNAPSHOT_WAIT_S = 0.25
-"""Longest that a client of ``/metrics`` waits for a turn of the export loop. The page then shows the snapshot before."""
+"""Longest wait of a client of ``/metrics`` for the lock of the export loop. After that the page shows the previous snapshot."""
 
 MAX_GIL_HOLD_NS = 150_000
 GIL_RELEASE_S = 50e-6
-"""An agent in a thread of the training process sleeps this long after it has held the GIL for so many nanoseconds: a thread
-that waits takes it. Python itself lets go every 5 ms."""
+"""Sleep of an agent in a thread of the training process each time that it has run for ``MAX_GIL_HOLD_NS``, so that a waiting thread
+gets the GIL. Python itself switches threads only every 5 ms."""
 
 
 def gil_release(clock: Clock) -> Callable[[], None]:
-    """Returns a function that sleeps for a moment where ``MAX_GIL_HOLD_NS`` have passed since it last did."""
+    """Returns a function that sleeps for ``GIL_RELEASE_S`` if its last sleep is ``MAX_GIL_HOLD_NS`` ago."""
     since_ns = clock()
 
     def release() -> None:
@@ -85,10 +86,10 @@ def gil_release(clock: Clock) -> Callable[[], None]:
 
 
 class PeriodicTask(NamedTuple):
-    """Something that the export loop does periodically.
+    """A function that the export loop calls periodically.
 
     Attributes:
-        every_s: seconds between two calls; 0 on every poll.
+        every_s: seconds between two calls; 0: at every poll.
     """
 
     do: Callable[[], None]
@@ -103,7 +104,7 @@ def _do(task: PeriodicTask) -> None:
 
 
 class ExportLoop:
-    """Polls the rings, feeds the account, and passes batches to the exporters."""
+    """Polls the rings, accounts their events, and passes batches to the exporters."""
 
     def __init__(
         self,
@@ -117,26 +118,26 @@ class ExportLoop:
         self.routes: list[ExportRoute] = []
         self.tasks: list[PeriodicTask] = []
         self.early_tasks: list[PeriodicTask] = []
-        """Done once it is known how far to read, before anything is read."""
+        """Tasks that run once it is known how far to read the rings, before any is read."""
         self.advance: Callable[[], None] = lambda: None
-        """Finds out how far the rings may be read."""
+        """Determines how far the rings may be read."""
         self.between: Callable[[], float | None] = lambda: None
-        """Done in the pauses between turns; says in how many seconds again, None for not in this pause. Never raises."""
+        """Called in the pauses between polls; returns the seconds until its next call, None: not in this pause. Never raises."""
         self.edges = 0
         self.missed = 0
         self.cpu_s = 0.0
         self.lock = threading.Lock()
         self.guard = Guard("export loop")
         self._rings = rings
-        # Where edges were lost, as those that an agent before had read, so were steps.
+        # If events were lost, such as those that a previous agent had read, the number of steps is not known.
         rings.steps = lambda: (0, 0) if self.missed else run.steps_ended()
         self._run = run
         self._snapshot = snapshot
         self._clock = clock
         self._every_s = every_s
-        self._due: dict[int, int] = {}  # by identity of a task, of a route, or of the rings
+        self._due: dict[int, int] = {}  # monotonic ns, by identity of a task, of a route, or of the rings
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
-        self._counted = time.monotonic(), 0  # when, and edges written by then
+        self._counted = time.monotonic(), 0  # time of the last rate measurement, and events written by then
         self._edges_per_s = 0.0
         self._stop = threading.Event()
         self._woken = threading.Event()
@@ -145,8 +146,8 @@ class ExportLoop:
     def faults(self) -> dict[str, int]:
         """Faults in the agent, by component."""
         faults: dict[str, int] = {}
-        driven: list[ExportRoute | PeriodicTask] = [*self.routes, *self.early_tasks, *self.tasks]
-        for guard in dict.fromkeys((self.guard, *(each.guard for each in driven))):  # some share one
+        guarded: list[ExportRoute | PeriodicTask] = [*self.routes, *self.early_tasks, *self.tasks]
+        for guard in dict.fromkeys((self.guard, *(each.guard for each in guarded))):  # some are shared
             faults[guard.part] = faults.get(guard.part, 0) + guard.faults
         return faults
 
@@ -162,12 +163,12 @@ class ExportLoop:
             self._thread.join(timeout_s)
 
     def wake(self) -> None:
-        """Wakes the loop after a report: where many edges wait they are accounted now, not at the next poll."""
+        """Wakes the loop after a report if many events wait, so that they are accounted before the next poll."""
         if self._is_full():
             self._woken.set()
 
     def run_once(self, *, final: bool = False) -> None:
-        """Runs one round: read, account, export. Tests call it directly."""
+        """Runs one iteration: read, account, export. Tests call it directly."""
         self._rings.publish(time.time_ns())
         if self._is_full() or self._is_due(self._rings, READ_INTERVAL_S):
             self.read_rings()
@@ -180,23 +181,23 @@ class ExportLoop:
 
     @contextmanager
     def up_to_date(self, patience_s: float = -1.0) -> Iterator[bool]:
-        """Accounts everything recorded so far, unless the run is over, or a poll takes longer; whether it was done.
+        """Accounts all events up to now, and holds the lock of the export loop inside the block.
 
-        The export loop does not run inside the block.
+        Yields whether that was done: not if the run is over, or if the lock was not free within ``patience_s`` (-1: no limit).
         """
-        taken = self.lock.acquire(timeout=patience_s)
+        acquired = self.lock.acquire(timeout=patience_s)
         try:
-            done = taken and not self._run.closed
+            done = acquired and not self._run.closed
             if done:
                 with self.guard:
                     self.read_rings()
             yield done
         finally:
-            if taken:
+            if acquired:
                 self.lock.release()
 
     def snapshot(self) -> Snapshot | None:
-        """Returns the metrics of what has been read, for another thread; None after the end, or while a turn takes long."""
+        """Returns the metrics of the events read so far, for another thread; None after the end, or if the loop holds the lock."""
         if not self.lock.acquire(timeout=_SNAPSHOT_WAIT_S):
             return None
         try:
@@ -209,13 +210,14 @@ class ExportLoop:
             self.lock.release()
 
     def read_rings(self) -> None:
-        """Reads every ring up to now and accounts its edges."""
+        """Reads every ring as far as allowed and accounts its events."""
         self.advance()
         now_ns = self._clock()
         threads = list(self._rings.threads)
         ended = [thread for thread in threads if thread.ended]
         self._run.learn(self._rings.sources)
-        # How far the others are is read before autograd's own threads are: what those did until then is there.
+        # The positions of all other rings are taken before the rings of autograd's threads are read, so that those contain all
+        # events up to these positions.
         waiting = [(thread, thread.ring.pending) for thread in threads if not thread.engine]
         for task in self.early_tasks:
             _do(task)
@@ -223,30 +225,30 @@ class ExportLoop:
             if thread.engine:
                 piece = self._piece(thread, thread.ring.capacity)
                 self._engine.append((piece.times, piece.codes))
-        if self._run.leading is None:  # the thread that trains first is to lead
+        if self._run.leading is None:  # the first thread fed with training events becomes the leading one
             waiting.sort(key=lambda each: self._trained_ns(*each))
         for thread, pending in waiting:
             for first in range(0, pending, SLICE_EDGES):
                 if self._is_abandoned():
                     return
                 self._read(thread, min(SLICE_EDGES, pending - first))
-            if thread in ended:  # before another is read that goes on from there
+            if thread in ended:  # before a thread is read that continues its run
                 self._run.end_thread(id(thread))
         for thread in ended:
             self._rings.release(thread)
-        # Of edges that may not be read yet, it is not known what they say of the time until now.
+        # No time passes for a thread with events that may not be read yet, nor is it called stalled: they may show progress.
         behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
         self._run.check_stalls(now_ns, behind)
 
     def _trained_ns(self, thread: SharedThread, pending: int) -> int:
-        """Returns when a thread trained first, of its edges that are to be read; when it wrote the first, if it has not.
+        """Returns the sort key of a thread: the time of its first training event among those to be read.
 
-        One that only reads a loader, or does parts of steps of other threads, comes after those. One that updates by
-        the gradients of others comes before them.
+        A thread that only reads a loader, or does parts of steps of other threads, comes last: the current time. A thread that
+        updates parameters with gradients of other threads comes first: 0.
         """
         unread = thread.ring.peek(thread.ring.taken)
         times, sources = unread.times[:pending], unread.codes[:pending] >> SOURCE_SHIFT & SOURCE_MASK
-        # One more for sources whose name is not known yet.
+        # The last mask is for sources whose name is not known yet.
         masks = np.array([*(1 << source.kind for source in self._rings.sources), 0], dtype=np.int64)
         kinds = masks[np.minimum(sources, len(masks) - 1)]
         trained = kinds & TRAINS > 0
@@ -260,7 +262,7 @@ class ExportLoop:
         return any(thread.ring.pending >= READ_EDGES for thread in self._rings.threads)
 
     def _is_abandoned(self) -> bool:
-        """Returns whether this is the loop's thread after ``stop``. The last iteration, on another thread, continues from here."""
+        """Returns whether this is the loop's thread after ``stop``, which leaves the remaining events to the last iteration."""
         return self._stop.is_set() and threading.current_thread() is self._thread
 
     def _read(self, thread: SharedThread, most: int) -> None:
@@ -278,16 +280,16 @@ class ExportLoop:
         return piece
 
     def _with_engine(self, times: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Adds the events of autograd's threads to the backward that waits for them."""
+        """Merges the events of autograd's threads, up to the last of ``times``, into those of the training thread by time."""
         if not self._engine or not len(times):
             return times, codes
         engine_times = np.concatenate([part[0] for part in self._engine])
         engine_codes = np.concatenate([part[1] for part in self._engine])
-        ripe = engine_times <= times[-1]
-        self._engine = [(engine_times[~ripe], engine_codes[~ripe])] if not ripe.all() else []
-        all_times = np.concatenate((times, engine_times[ripe]))
+        due = engine_times <= times[-1]
+        self._engine = [(engine_times[~due], engine_codes[~due])] if not due.all() else []
+        all_times = np.concatenate((times, engine_times[due]))
         order = np.argsort(all_times, kind="stable")
-        return all_times[order], np.concatenate((codes, engine_codes[ripe]))[order]
+        return all_times[order], np.concatenate((codes, engine_codes[due]))[order]
 
     def _is_due(self, what: object, every_s: float) -> bool:
         now_ns = self._clock()
@@ -320,7 +322,7 @@ class ExportLoop:
         while left_s > 0:
             again_s = self.between()
             woken = self._woken.wait(min(left_s, self._pause_s(), *(() if again_s is None else (again_s,))))
-            self._woken.clear()  # first: `stop` sets the other, then this one
+            self._woken.clear()  # before `_stop` is checked: `stop` sets `_stop`, then `_woken`
             if self._stop.is_set():
                 return True
             self.advance()
@@ -331,7 +333,7 @@ class ExportLoop:
         return self._stop.is_set()
 
     def _pause_s(self) -> float:
-        """Returns the seconds until the next poll: less than a full interval while many events arrive."""
+        """Returns the seconds until the next poll: fewer than the interval at a high rate of events."""
         (then_s, before), now_s = self._counted, time.monotonic()
         if now_s - then_s >= _RATE_OVER_S:
             written = sum(thread.ring.written for thread in self._rings.threads)
@@ -370,7 +372,7 @@ class AgentService:
         self._is_stalled, self._summary_due_s = False, 0.0
         self.cpu_wait = CpuWait(Path(f"/proc/{self.info.pid}/schedstat"))
         self.end_cause = ""
-        """What ended the process, or what the run failed by; "" for nothing, or where that is not known."""
+        """Signal or exit code that ended the process, or exception that failed the run; "" for none, or if it is not known."""
         self.run = self._run_state()
         self.health = SelfMetrics(
             self._drops, self._faults, lambda: recording.spent_ns / NS_PER_S, self.instrumentation_gaps
@@ -417,7 +419,7 @@ class AgentService:
         return reader
 
     def _rank_coordinator(self, attempt: int) -> RankCoordinator:
-        """Creates the rank coordinator; ``attempt`` is the launcher's count, which is equal on all ranks."""
+        """Creates the rank coordinator; ``attempt`` is counted by the launcher, so it is equal on all ranks."""
         recording = self._recording
         job = Job(
             lambda: recording.state.job, lambda: recording.state.barrier, self._reporter.events,
@@ -435,7 +437,7 @@ class AgentService:
             clock=recording.rings.run_clock, every_s=tuned.poll_interval_s
         )  # fmt: skip
         loop.advance = self._advance
-        # What accounting needs. A step is judged when it is read: what was logged in it must be known by then.
+        # Whether a trace of a step is kept is decided as the step is accounted, so its logged values must be read before.
         loop.early_tasks += [
             PeriodicTask(lambda: run.device.add(recording.device_times()), Guard("device time"), 0.0),
             PeriodicTask(self._read_scaler, Guard("gradient scaler"), 0.0),
@@ -470,13 +472,15 @@ class AgentService:
             devices=lambda: recording.state.taken, clock=system_clock,
             tree=ProcessTreeReader(system_clock, Path(f"/proc/{pid}"), pid=pid)
         )  # fmt: skip
-        looks = config.log_every_epochs and "memory" in words_of(config.throughput_metrics)
+        samples_memory = config.log_every_epochs and "memory" in words_of(config.throughput_metrics)
         self.run.epochs.loaders = self.watch.facts
-        epochs = EpochWindow(self.run.totals, self.watch.facts, memory=memory.values if looks else None)
+        epochs = EpochWindow(
+            self.run.totals, self.watch.facts, memory=memory.values if samples_memory else None
+        )
         self.tracking = RowScheduler(
             config, trackers=RemoteTrackers(recording), run=self.run, epochs=epochs, first=self.info.rank == 0
         )  # fmt: skip
-        if looks:
+        if samples_memory:
             self.loop.between = lambda: memory.sample() if self.tracking.listened() else None
 
     def start(self) -> None:
@@ -485,18 +489,18 @@ class AgentService:
         self.loop.start()
 
     def last_poll(self, state: str, *, cause: str = "", ended_ns: int = 0) -> None:
-        """Accounts and exports everything, and writes the summary, after the loop's thread has stopped. ``cause``: the signal.
+        """Accounts and exports everything, and writes the summary, after the loop's thread has stopped.
 
-        ``ended_ns``: when the rank said so; 0 for now.
+        ``cause``: the signal that ended the process. ``ended_ns``: the time at which the rank ended its run; 0: now.
         """
-        now, patience_s = ended_ns or system_clock(), self._config.exit_timeout_s / 2
-        taken = self.loop.lock.acquire(timeout=patience_s)
+        now, timeout_s = ended_ns or system_clock(), self._config.exit_timeout_s / 2
+        acquired = self.loop.lock.acquire(timeout=timeout_s)
         try:
             if not self.run.closed:
                 self.loop.read_rings()
                 self.run.close(now)
             with Guard("captures"):
-                self.captures.close(patience_s)
+                self.captures.close(timeout_s)
             if cause or state == "killed":
                 self.run.killed(cause or "killed")
             else:
@@ -504,7 +508,7 @@ class AgentService:
             self._reporter.state = state if state in RUN_STATES else "failed"
             self.loop.run_once(final=True)
         finally:
-            if taken:
+            if acquired:
                 self.loop.lock.release()
         self._coverage.log_gaps(final=True)
         document = self.document(state)
@@ -513,29 +517,29 @@ class AgentService:
             self.exporters.print_summary(document)
 
     def correct(self, state: str, cause: str) -> None:
-        """Corrects how the run ended, after the last poll."""
+        """Exports another end state of the run, after the last poll."""
         self._reporter.state, self.end_cause = state, cause
         self.loop.run_once(final=True)
         self.exporters.write_summary(self.document(state), final=True)
 
     def undo(self) -> None:
-        """Stops everything that was started: the session is not created."""
+        """Stops everything that was started, after an error in starting the session."""
         self.loop.stop(1.0)
         self.captures.close()
         self.close()
 
     def close(self) -> None:
-        """Lets go of the devices' readings, and hands the last rows to the trackers."""
+        """Closes the hardware readers, and passes the last rows to the trackers."""
         self._hardware.close()
         self.tracking.close()
 
     def document(self, state: str, window: WindowStart | None = None) -> dict[str, Any]:
-        """Returns what ``summary.json`` holds."""
+        """Returns the document ``summary.json``."""
         return summary_document(self, state, window)
 
     @property
     def lost(self) -> int:
-        """Events that no metric counts: overwritten before they were read, or of a thread without a ring."""
+        """Number of lost events: overwritten before they were read, or of a thread without a shared ring."""
         return self.loop.missed + self._recording.state.unread
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
@@ -569,7 +573,7 @@ class AgentService:
         }
 
     def _faults(self) -> Counter[str]:
-        """Faults by component, zeros included; those in the rank and in the agent are added up."""
+        """Returns the faults by component, in the rank and in the agent together, zeros included."""
         hardware = self._hardware.guard
         faults = Counter({hardware.part: hardware.faults + self._memory_monitor.guard.faults})
         for more in (
@@ -591,7 +595,7 @@ class AgentService:
         self._printed_reports = asked
 
     def _report_stall(self) -> None:
-        """Writes the summary as soon as a stall starts and ends, and logs the start: rank 0 says it for all."""
+        """Writes the summary as soon as a stall starts and ends; rank 0 also logs the start, for all ranks."""
         stall, known = self.run.stall(system_clock()), self._is_stalled
         self._is_stalled = stall is not None
         if self._is_stalled == known:
@@ -603,12 +607,12 @@ class AgentService:
         self._write_summary()
 
     def _write_summary_if_due(self) -> None:
-        """Writes it after 1, 2, 4 seconds and so on, up to its interval: a run that has just begun is looked at."""
+        """Writes the summary after 1, 2, 4 seconds and so on, up to its interval: users look at a run that has just begun."""
         age_s = (system_clock() - self._anchor.clock_ns) / NS_PER_S
         if age_s >= self._summary_due_s:
             self._summary_due_s = age_s + min(self._config.tuned().summary_interval_s, max(1.0, age_s))
             self._write_summary()
 
     def _write_summary(self) -> None:
-        if not self.run.closed:  # the final one follows
+        if not self.run.closed:  # else `last_poll` writes the final summary
             self.exporters.write_summary(self.document("running"))
