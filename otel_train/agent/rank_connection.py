@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from otel_train.recording.events import LoopState
 
 STALE_S = 3.0
-"""A rank that does not report when asked, and records nothing, for so long hangs, with the interpreter lock held: its last
-edges are read all the same."""
+"""A rank that neither answers a request for a report nor records an event for this long hangs with the GIL held: its last
+events are read without the report."""
 
 SILENT_S = 30.0
-"""As long may reports stay away while edges come: the thread that reports waits for an import, say."""
+"""Longest wait for a requested report of a rank that records events: its service thread may wait for an import, for example."""
 
 _END_WRITES_S = 0.03
-"""Longest that all writes of the end take before the rank has its answer; it waits for the rest of them by "written"."""
+"""Longest total wait for disk writes before the answer to "end"; the rank waits for the remaining writes with "written"."""
 
 _log = logging.getLogger("otel_train")
 
@@ -54,9 +54,9 @@ class RankConnection:
     """Serves one rank: everything except recording.
 
     Args:
-        memory: its memory, or the descriptor of it.
-        process: descriptor of its process; -1 where there is none.
-        deliver_s: longest that it delivers after the rank has ended.
+        memory: memory of the rank, or its descriptor.
+        process: descriptor of the rank's process; -1 if there is none.
+        deliver_s: longest time for delivery after the rank has ended.
 
     Raises:
         ConfigError: a setting cannot be honoured.
@@ -72,7 +72,7 @@ class RankConnection:
         deliver_s: float,
         shared: SharedExporters,
     ) -> None:
-        self.left_s = math.inf  # when the rank let go, on the monotonic clock
+        self.left_s = math.inf  # monotonic time at which the rank disconnected or ended
         self._deliver_s = deliver_s
         self._channel = channel
         self._hello = hello
@@ -81,7 +81,7 @@ class RankConnection:
         self._ended = threading.Event()
         self._over = False
         self._end = threading.Lock()
-        self._said = self._reported_state = self._reported_cause = ""
+        self._state_by_sigterm = self._reported_state = self._reported_cause = ""
         self._ended_ns = 0
         self._assumed = False
         self._asked: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -89,7 +89,7 @@ class RankConnection:
         self.exporters = ExportManager.make(
             config, info, hello.environ, origins=hello.origins, shared=shared, again=hello.again
         )
-        with ExitStack() as undo:  # what has been set up when a part fails
+        with ExitStack() as undo:  # if `_set_up` fails
             undo.callback(self.exporters.close, 0)
             self._set_up(memory)
             undo.pop_all()
@@ -102,8 +102,8 @@ class RankConnection:
         self._oom_kills = hello.oom_kills or OomKills(self.info.pid)
         self.rings = SharedRings(memory, self.exporters.flight_path, self.exporters.disk)
         self._launcher = LauncherFolder(hello.environ, info.pid)
-        beside = info.pid != os.getpid()
-        if beside:  # a thread of the rank could not say how it ended, and prints itself
+        is_agent_process = info.pid != os.getpid()
+        if is_agent_process:  # an agent thread cannot report the end of its process, and prints directly
             self._launcher.opened(os.getpid())
             self.exporters.terminal = (TextLayout(*hello.page), partial(self._channel.tell, "say"))
         self._remote = RemoteRecording(self.rings, self._channel.tell)
@@ -112,12 +112,12 @@ class RankConnection:
             hello, recording=self._remote, captures=self._captures, exporters=self.exporters
         )
         self.loop = self.service.loop
-        self._moved_s = time.monotonic()
+        self._written_s = time.monotonic()
         self._written = 0
         self._worker = daemon_thread(self._answer_all, "otel-train-asks")
 
     def serve(self) -> None:
-        """Serves the rank until it has ended and everything of it is delivered, or kept."""
+        """Serves the rank until it has ended and all its data is delivered or in the spool."""
         self._open()
         while not self._ended.is_set():
             others = (self._process,) if self._process >= 0 else ()
@@ -126,11 +126,11 @@ class RankConnection:
                 try:
                     self._take(self._channel.receive())
                 except EOFError:
-                    if not self._is_cut_off():
+                    if not self._records_unconnected():
                         break
                     self._channel.close()
                     self.rings.limit(None)
-            elif self._process in ready or (self._channel.fileno() < 0 and not self._is_cut_off()):
+            elif self._process in ready or (self._channel.fileno() < 0 and not self._records_unconnected()):
                 break
             if self._hangs():
                 self.rings.limit(None)
@@ -138,15 +138,15 @@ class RankConnection:
         if not self._ended.is_set():
             self._finish_without_it(left_ns)
         self._asked.put(None)
-        self._worker.join(ANSWER_S)  # the last answer is on its way
+        self._worker.join(ANSWER_S)  # it may still send the last answer
         if self._assumed:
             self._correct()
         self._launcher.closed()
         self.exporters.close(self._deliver_s)
         self._channel.close()
 
-    def _is_cut_off(self) -> bool:
-        """Returns whether the rank records without a connection: its program has closed all descriptors that it does not know."""
+    def _records_unconnected(self) -> bool:
+        """Returns whether the rank records without a connection: its program has closed the descriptor of the socket."""
         ended = self._reported_state or self.rings.ended_ns
         return self._process >= 0 and not ended and maps_file(self.info.pid, self._inode)
 
@@ -175,17 +175,17 @@ class RankConnection:
             self._captures.ask_for_alerts()
 
     def _hangs(self) -> bool:
-        """Returns whether the rank can no longer report, so that later events must be interpreted without it."""
+        """Returns whether the rank can no longer report, so that its events must be interpreted without a report."""
         now_s, written = time.monotonic(), sum(thread.ring.written for thread in self.rings.threads)
         if written != self._written:
-            self._written, self._moved_s = written, now_s
+            self._written, self._written_s = written, now_s
         asked_s = self._remote.asked_s
         silent_s = now_s - asked_s if asked_s else 0.0
-        return silent_s > SILENT_S or (silent_s > STALE_S and now_s - self._moved_s > STALE_S)
+        return silent_s > SILENT_S or (silent_s > STALE_S and now_s - self._written_s > STALE_S)
 
     def terminate(self) -> None:
-        """Records that the agent got SIGTERM: the ranks get it as well, soon."""
-        self._said = self._said or "terminated"
+        """Records that the agent got SIGTERM: a rank that is then killed without a known signal counts as terminated as well."""
+        self._state_by_sigterm = self._state_by_sigterm or "terminated"
 
     def _take(self, message: object) -> None:
         if isinstance(message, Report):
@@ -200,22 +200,22 @@ class RankConnection:
             self._channel.take_response(message)
 
     def _assume(self, assumed: bool) -> None:  # noqa: FBT001 - a message
-        """Records whether the kernel may still say that the rank ended otherwise."""
+        """Records whether the end state is assumed and the kernel can still report another one."""
         self._assumed = assumed and self._process >= 0 and self.info.pid != os.getpid()
 
-    # -- what the rank asks ----------------------------------------------------------------------
+    # -- requests of the rank --------------------------------------------------------------------
 
     def _answer_all(self) -> None:
-        while (ask := self._asked.get()) is not None:
+        while (request := self._asked.get()) is not None:
             try:
-                answer = Response(ask.number, getattr(self, f"_do_{ask.what}")(*ask.args))
+                answer = Response(request.number, getattr(self, f"_do_{request.what}")(*request.args))
             except Exception as error:  # noqa: BLE001 - said to the rank
-                answer = Response(ask.number, None, f"{type(error).__name__}: {error}")
-                _log.warning("the agent could not answer %r", ask.what, exc_info=error)
-            if ask.what == "written":  # first: the rank lets go of the connection once it has the answer
+                answer = Response(request.number, None, f"{type(error).__name__}: {error}")
+                _log.warning("the agent could not answer %r", request.what, exc_info=error)
+            if request.what == "written":  # before the answer, after which the rank closes the connection
                 self._ended.set()
             with suppress(OSError):
-                if ask.number:
+                if request.number:
                     self._channel.send(answer)
 
     def _do_summary(self, state: str) -> dict[str, Any]:
@@ -264,14 +264,14 @@ class RankConnection:
             self.exporters.add_elsewhere(RemoteProviders(self._remote))
 
     def _do_close_run(self) -> None:
-        """Numbers the last steps after recording has ended."""
+        """Accounts the run to its end after recording has stopped, so that the last steps get their numbers."""
         self.loop.stop(self._hello.config.exit_timeout_s)
         with self.loop.lock:
             self.loop.read_rings()
             self.service.run.close(self.rings.ended_ns or system_clock())
 
     def _do_end(self, state: str, *_: object) -> bool:
-        """Counts the run to its end. Does not wait for the disk."""
+        """Accounts and exports the run to its end. Waits at most ``_END_WRITES_S`` for the disk."""
         self.exporters.disk.limit_waits(_END_WRITES_S)
         self._finish(state)
         return True
@@ -301,13 +301,13 @@ class RankConnection:
             disk.do(Guard("captures"), self._captures.folder.withdraw)
             if not self._assumed:
                 self._close_files()
-            with Guard("close"):  # a rank that did not wait takes it later
+            with Guard("close"):  # a rank whose wait has timed out reads it later
                 self._channel.tell(
                     "ended", service.document(state, self._window), service.instrumentation_gaps()
                 )
 
     def _close_files(self) -> None:
-        """Releases the run directory first: the next start of this rank must not wait for a Collector."""
+        """Releases the run directory before delivery ends: the next start of this rank must not wait for a Collector."""
         with Guard("run directory"):
             self.exporters.close_files()
 
@@ -320,20 +320,20 @@ class RankConnection:
         self._close_files()
 
     def _finish_without_it(self, left_ns: int) -> None:
-        """Finishes for a rank that died or lost its connection at ``left_ns``, which may be long ago: other ranks come first."""
-        if self._reported_state:  # it has said how, and did not wait for us
+        """Finishes the run of a rank that died or disconnected at ``left_ns``, which may be long ago on a busy node."""
+        if self._reported_state:  # the rank sent its end state and did not wait for the answer
             self._finish(self._reported_state)
             return
         self._ended_ns = self.rings.ended_ns
         state, cause = how_it_ended(self.info.pid, self._process)
-        has_said = self._ended_ns and cause in ("", "exec")  # in its memory alone
-        if has_said:
+        has_recorded_end = self._ended_ns and cause in ("", "exec")  # in shared memory
+        if has_recorded_end:
             (state, assumed), cause = self.rings.end_state, ""
             self._assume(assumed)
         elif state == "killed" and not cause and self.rings.ended_by:
             state, cause = "terminated", self.rings.ended_by
-        elif state == "killed" and not cause and self._said:
-            state = self._said
+        elif state == "killed" and not cause and self._state_by_sigterm:
+            state = self._state_by_sigterm
         elif state == "killed" and cause in ("", "SIGKILL") and self._oom_kills.count:
             cause = OOM_KILL
         self.rings.limit(None)
@@ -341,8 +341,8 @@ class RankConnection:
             self._remote.take_in_unreported()
         self._ended_ns = self._ended_ns or left_ns
         self._finish(state, cause=cause)
-        self.exporters.disk.written(self._deliver_s)  # a launcher reads it next
+        self.exporters.disk.written(self._deliver_s)  # the launcher reads the run directory next
         steps = self.service.run.totals.steps_by_phase().get("train", 0)
         path = self.exporters.rank_folder
-        if path is not None and not has_said:
+        if path is not None and not has_recorded_end:
             self._launcher.ended(RankEnd(path, self.info.rank, steps, self.service.lost))

@@ -46,35 +46,35 @@ _WORK = {
     StepSource.BATCH: SourceKind.DATA,
     StepSource.MANUAL: SourceKind.MARK,
 }
-"""What work of a step is in events, by what the account takes for a step."""
+"""Kind of event that a step contains, by what the accounting counts steps by."""
 
 ANSWER_S = 2.0
-"""Longest that a request for a capture waits for the training process."""
+"""Longest wait for the training process to answer a request for a capture."""
 
 _LOOK_EVERY_S = 1.0
-"""Between two looks at the folder of a rank for a request. Each passes through the thread that writes there."""
+"""Interval at which the folder of a rank is checked for a request, by the thread that writes to the disk."""
 
 _NO_ANSWER = f"the training process did not answer in {ANSWER_S:g} s; ask again"
 
 ALERTS_END_S = 0.2
-"""Longest that the end waits for a question to an Alertmanager."""
+"""Longest wait of the end for a pending HTTP request to an Alertmanager."""
 
 
 class RemoteRecording:
-    """Recorded events and reports of a rank, for the export loop.
+    """Rings and reports of a rank, for the export loop.
 
-    One thread puts reports in, the export loop's takes them out.
+    The thread of the connection stores reports, the thread of the export loop takes them out.
 
     Args:
-        send: ``send(what, *args)`` has the rank do something; no answer is wanted.
+        send: ``send(what, *args)`` sends the rank a request that needs no answer.
 
     Attributes:
-        asked_s: when the rank was asked for a report, seconds of the monotonic clock; 0 once it has come.
+        asked_s: monotonic time, in seconds, at which the rank was asked for a report; 0 once it has arrived.
         logged: values and events that the program logged.
-        builds: batches that workers have built, by loader.
+        builds: build times of batches by DataLoader workers, by loader.
         exits: workers that have died, by loader.
-        compiles: what compilers have done.
-        records: reports of other ranks, the last that were fetched.
+        compiles: compilations.
+        records: reports of other ranks; the last that were fetched.
     """
 
     def __init__(self, rings: SharedRings, send: Callable[..., None]) -> None:
@@ -97,8 +97,8 @@ class RemoteRecording:
         self._asking = threading.Lock()
 
     def advance(self) -> None:
-        """Lets the export loop read the events written up to now. Requests a report first if one is needed to interpret them."""
-        if self.state.follows:  # it reports by itself; its report tells whether a step was captured
+        """Lets the export loop read the events written up to now, or requests a report if one is needed to interpret them."""
+        if self.state.follows:  # it reports unrequested; only a report says whether a step was captured
             return
         self.rings.advance()
         if not self.rings.covered:
@@ -132,7 +132,7 @@ class RemoteRecording:
         self.rings.limit(report.positions, report.changes)
 
     def take_in_unreported(self) -> None:
-        """Reads from shared memory what a rank that has died had not reported."""
+        """Reads from shared memory the values and operations that a rank which has died had not reported."""
         values, operations = self.rings.unreported()
         self.logged.extend(values)
         if operations:
@@ -143,11 +143,11 @@ class RemoteRecording:
         return Outcomes(*map(sum, zip((0, 0, 0), *drained(self._outcomes), strict=True)))
 
     def operations(self) -> np.ndarray:
-        """Operations timed by token since the last call: int64[n, 3], operation, when it began, when it ended."""
+        """Returns the operations timed by token since the last call: int64[n, 3], operation, begin and end in nanoseconds."""
         return np.frombuffer(b"".join([*drained(self._operations)]), dtype=np.int64).reshape(-1, 3)
 
     def device_times(self) -> DeviceTimes | None:
-        """Returns the device times since the last call, from reports or from shared memory."""
+        """Returns the device times since the last call, from shared memory and reports."""
         times = self._pairs.take()
         if times is None:
             return None
@@ -156,22 +156,22 @@ class RemoteRecording:
 
     @property
     def dropped(self) -> int:
-        """Logged values, readings and operations that exceeded a queue."""
+        """Number of logged values, readings and operations that exceeded a queue."""
         return self.state.dropped + self._pairs.missed
 
     @property
     def spent_ns(self) -> int:
-        """Nanoseconds that otel_train took on the training thread, as sampled there."""
+        """Overhead of otel_train on the threads of the rank in nanoseconds, as sampled there."""
         return self.rings.spent_ns + self.state.spent_ns
 
     def dataset_bytes(self, loaders: Iterable[str]) -> int | None:
-        """Returns the bytes of the datasets of these loaders, each counted once; None where none is known."""
+        """Returns the bytes of the datasets of these loaders, each dataset once; None if no size is known."""
         known = self.state.datasets
         found = dict(known[name] for name in loaders if name in known)
         return sum(found.values()) if found else None
 
     def faults(self) -> Mapping[str, int]:
-        """Returns the otel_train's faults in the rank and in the copy of its last steps, by component."""
+        """Returns the faults in the rank and in the copy to ``flight.bin``, by component."""
         copy = self.rings.guard
         return {**self.state.faults, copy.part: copy.faults}
 
@@ -199,7 +199,7 @@ class RemoteTrackers:
 
 
 class RemoteExchange:
-    """Proxy of ``Exchange``: the training process has the connection to the job's store."""
+    """Proxy of ``Exchange``: the training process has the connection to the store of the process group."""
 
     def __init__(self, remote: RemoteRecording, **which: Any) -> None:
         self._remote = remote
@@ -207,7 +207,7 @@ class RemoteExchange:
 
     @property
     def faults(self) -> int:
-        """Of the rank's."""
+        """Number of faults of the exchange in the rank."""
         return self._remote.exchange[1]
 
     @property
@@ -231,17 +231,17 @@ class RemoteProviders:
         self._remote = remote
 
     def export(self, batch: ExportBatch) -> None:
-        """Hands over one batch."""
+        """Sends one batch to the rank."""
         self._remote.send("batch", batch)
 
     def close(self, timeout_s: float) -> None:
-        """Does nothing: the rank closes its own."""
+        """Does nothing: the rank closes the exporter."""
 
 
 class RemoteCaptures:
     """Proxy of ``Capturing``: ``torch.profiler`` and the capture controller run in the training process.
 
-    Passes on what asks for captures: clients of HTTP, requests in the folder of the rank, an Alertmanager.
+    Passes on requests for captures from HTTP clients, request files in the folder of the rank, and an Alertmanager.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class RemoteCaptures:
             )  # fmt: skip
 
     def post(self, body: bytes, token: str) -> tuple[int, object]:
-        """Handles a ``POST /capture``; the rank answers one with the right token."""
+        """Handles a ``POST /capture``; returns status and body. The rank answers if the token is right."""
         if not self._on:
             return 404, {"error": CAPTURES_OFF}
         refusal = self.folder.refusal(token)
@@ -277,16 +277,16 @@ class RemoteCaptures:
         return answer or (503, {"error": _NO_ANSWER})
 
     def publish(self) -> None:
-        """Writes the token where its owner finds it."""
+        """Writes the token for ``POST /capture`` to the folder of the rank."""
         self._disk.do(self._guard, self.folder.publish)
 
     def request_done(self) -> None:
-        """Records that the request in the folder has been dealt with."""
+        """Removes the request file: the rank has handled the request."""
         self._request = None
         self._disk.do(self._guard, self.folder.done)
 
     def ask_for_alerts(self) -> None:
-        """Starts polling for alerts. The rank knows its run directory by now, so it can capture."""
+        """Starts polling for alerts. Call it once the rank knows its run directory, which a capture needs."""
         if self._alerts is not None:
             self._alerts.start()
 
@@ -295,7 +295,7 @@ class RemoteCaptures:
         return self._alerts.counted_faults() if self._alerts is not None else {}
 
     def poll(self, run: RunState, account: Callable[[], None]) -> None:
-        """Sends the rank the state of its loop if it has changed."""
+        """Sends the rank a new request and, if it needs that, a change in the state of its loop. ``account`` reads the rings."""
         if self._remote.state.needs_step_numbers:
             account()
         if (now_s := time.monotonic()) - self._looked_s >= _LOOK_EVERY_S:
@@ -314,7 +314,7 @@ class RemoteCaptures:
             self._remote.send("loop", loop)
 
     def close(self, timeout_s: float = ALERTS_END_S) -> None:
-        """Stops asking for alerts. What is recorded the rank stops and writes."""
+        """Stops polling for alerts. The rank itself ends a running capture."""
         if self._alerts is not None:
             self._alerts.close(min(timeout_s, ALERTS_END_S))
 
@@ -336,7 +336,7 @@ _MOST_REQUEST_BYTES = 1 << 16
 class RequestFolder:
     """Request files in the folder of a rank, and the token for ``POST /capture``.
 
-    Without a folder (no run directory, or captures are off) there are none. The token is made when empty.
+    ``folder`` is None without a run directory and if captures are off. An empty ``token`` is replaced by a random one.
     """
 
     def __init__(self, folder: Path | None, token: str) -> None:
@@ -351,19 +351,19 @@ class RequestFolder:
         return f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"
 
     def publish(self) -> None:
-        """Writes the token to a file of the owner's alone."""
+        """Writes the token to a file that only the user of the agent can read."""
         if self._folder is not None:
             replace_text(self._folder / KEY_FILE, self._token + "\n")
 
     def withdraw(self) -> None:
-        """Removes that file."""
+        """Removes the file of the token."""
         if self._folder is not None:
-            with suppress(OSError):  # it is worth nothing from now on
+            with suppress(OSError):  # the token is useless after the end in any case
                 (self._folder / KEY_FILE).unlink()
 
     def waiting(self) -> object:
         """Returns the waiting request, or text that says why it cannot be read; None if there is none."""
-        # A folder that cannot be looked into, such as one of a file server that is away, has no request.
+        # A folder that cannot be read, such as one on an unreachable file server, counts as having no request.
         if self._folder is None or not os.path.lexists(path := self._folder / REQUEST_FILE):
             return None
         try:
@@ -374,12 +374,12 @@ class RequestFolder:
             return f"{path}: {error}"
 
     def done(self) -> None:
-        """Records that it has been dealt with."""
+        """Removes the request file."""
         if self._folder is not None:
             (self._folder / REQUEST_FILE).unlink(missing_ok=True)
 
     def pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        """Leaves a request with another rank of this run; returns why that is not possible."""
+        """Writes a request to the folder of another rank of this run; returns why that is not possible, else ""."""
         if self._folder is None:
             return "without a run directory only the rank that is asked can be captured"
         folder = self._folder.parent / f"rank{rank}"
@@ -390,7 +390,7 @@ class RequestFolder:
 
 
 def rule_of(run: RunState) -> StepRule | None:
-    """Returns how steps are recognised from events alone; None if unknown."""
+    """Returns how the profiler recognises step boundaries from events; None while that is unknown."""
     work, leading = _WORK.get(run.step_source), run.leading
     if work is None or leading is None:
         return None
@@ -402,7 +402,7 @@ def rule_of(run: RunState) -> StepRule | None:
 
 
 def loop_of(run: RunState, rings: SharedRings) -> LoopState:
-    """Returns the state of the loop as a message to the rank."""
+    """Returns the state of the training loop, as a message to the rank."""
     leading = run.leading
     slots = {id(thread): thread.slot for thread in rings.threads}
     ring = slots.get(leading.key, 0) if leading else 0
@@ -413,6 +413,6 @@ def loop_of(run: RunState, rings: SharedRings) -> LoopState:
 
 
 def drained(box: deque[_Entry]) -> Iterator[_Entry]:
-    """Removes and yields what another thread has put in, oldest first."""
+    """Removes and yields the entries that another thread has added, oldest first."""
     while box:
         yield box.popleft()
