@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from otel_train.profiler.step_schedule import ProfiledThread
 
 STOP_S = 1.0
-"""A session that another thread closes waits so long for the training thread to end the count of a step."""
+"""Longest wait for the training thread to end a running FLOP count, if another thread closes the session."""
 
 
 class RankCaptures:
     """Creates the capture components on first use and runs them on the service thread.
 
     Attributes:
-        account: what the agent knows of the loop.
-        capturing: profiler captures, once they can be made.
-        flops: counts one step, where that is asked for.
+        account: state of the training loop and requests, by messages to the agent.
+        capturing: profiler captures; None until they are set up.
+        flops: counts the FLOP of one step; None unless that is requested.
     """
 
     def __init__(self, client: AgentClient, config: Config, anchor: Anchor) -> None:
@@ -42,11 +42,11 @@ class RankCaptures:
         self._config = config
         self._setting_up, self._flops_guard = threading.Lock(), Guard("flops")
 
-    # -- what is reported of them ------------------------------------------------------------------
+    # -- state for reports -------------------------------------------------------------------------
 
     @property
     def follows(self) -> bool:
-        """Whether a capture depends on the state of the loop, or the FLOP of a step are still to be counted."""
+        """Whether the rank needs the state of the loop continuously, for captures or for a FLOP count that is not done."""
         flops, capturing = self.flops, self.capturing
         counts = flops is not None and not (flops.flops or flops.refusal)
         return counts or (
@@ -60,7 +60,7 @@ class RankCaptures:
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """When the last capture, or count, began and ended; (0, 0) for none."""
+        """Monotonic nanoseconds at which the last capture, or FLOP count, began and ended; (0, 0) for none."""
         return max(each.within_ns if each is not None else (0, 0) for each in (self.capturing, self.flops))
 
     @property
@@ -68,7 +68,7 @@ class RankCaptures:
         """Whether a capture is recorded now."""
         return self.capturing is not None and self.capturing.controller.recording
 
-    # -- what the session and the agent ask --------------------------------------------------------
+    # -- requests of the session and the agent -----------------------------------------------------
 
     def of_epochs(self) -> EpochCaptures | NoEpochCaptures:
         """See ``Session.epoch_captures``."""
@@ -84,7 +84,7 @@ class RankCaptures:
         capturing = self.set_up()
         if capturing is None:
             return CAPTURES_OFF
-        if not self.follows or self.account.loop.rule is None:  # what is known may be old
+        if not self.follows or self.account.loop.rule is None:  # the last known state may be out of date
             with self._accounted():
                 pass
         refusal = capturing.ask(request)
@@ -94,7 +94,7 @@ class RankCaptures:
     # -- setting up --------------------------------------------------------------------------------
 
     def set_up(self) -> Capturing | None:
-        """Returns what captures; None where there can be none."""
+        """Returns the capture components, made on first use; None if there can be no captures."""
         opened = self._client.opened
         if self.capturing is not None or opened is None or not opened.run_directory:
             return self.capturing
@@ -109,13 +109,13 @@ class RankCaptures:
                     rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
                     ooms=self._client.recording.devices.ooms, requests=self.account
                 )  # fmt: skip
-                self.capturing = capturing  # first: see count_flops
+                self.capturing = capturing  # before `flops` is read; `count_flops`: the other order
                 if self.flops is not None:
                     capturing.give_way_to(self.flops)
         return self.capturing
 
     def set_up_now(self) -> Capturing | None:
-        """Does what ``set_up`` does with the current state of the loop, which the agent does not send continuously."""
+        """Does what ``set_up`` does, and requests the state of the loop if the agent does not send it continuously."""
         capturing = self.set_up()
         if capturing is not None and not self.follows:
             with self._accounted():
@@ -123,7 +123,7 @@ class RankCaptures:
         return capturing
 
     def count_flops(self) -> None:
-        """Counts the FLOP of one step, unless that is done already."""
+        """Makes the FLOP count of one step, unless there is one."""
         if self.flops is None:
             from otel_train.profiler.flops import FlopCount
 
@@ -151,20 +151,20 @@ class RankCaptures:
                     if client.components.signal.received:
                         client.components.signal.received = 0
                         capturing.ask_by_signal()
-                    # Before a step is captured.
+                    # Before a step is captured, so that the agent waits for a report.
                     if capturing.controller.wanted or self.account.request is not None:
                         client.recording.recorder.changed()
                     capturing.poll()
 
     def stop(self) -> None:
-        """Ends what is recorded and counted now."""
+        """Ends a running capture and a running FLOP count."""
         if self.flops is not None:
             self.flops.stop(STOP_S)
         if self.capturing is not None:
             self.capturing.stop()
 
     def end(self, timeout_s: float) -> None:
-        """Writes what was recorded. Nothing is recorded any more."""
+        """Writes the last capture, after recording has ended."""
         if self.capturing is None:
             return
         if self.recording:
@@ -174,7 +174,7 @@ class RankCaptures:
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
-        """Has all events accounted, and lets the service thread make no report until the block ends."""
+        """Has the agent account all events and update the state of the loop; no other thread reports until the block ends."""
         client = self._client
         with client.turn():
             client.report(fresh=True)
@@ -191,8 +191,8 @@ class _RemoteAccount:
     """Implements ``profiler.controller.TrainingState`` and ``profiler.endpoint.Requests`` by messages to the agent.
 
     Attributes:
-        loop: how it goes, as the agent said last.
-        request: what was left in the folder of the rank.
+        loop: state of the training loop, as received last.
+        request: content of the request file in the folder of the rank; None without a file.
     """
 
     def __init__(self, client: AgentClient, anchor: Anchor) -> None:

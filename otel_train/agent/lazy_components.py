@@ -1,4 +1,4 @@
-"""What works in the training process besides recording: captures, trackers, providers, the exchange between ranks."""
+"""Components of the training process besides recording: captures, trackers, providers, the exchange between ranks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,13 @@ if TYPE_CHECKING:
 class LazyComponents:
     """Captures, trackers, providers and the exchange between ranks, each imported and made when something first needs it.
 
-    Args:
-        client: the connection to the agent, which the components ask.
-        config: which of them may be made.
-        anchor: of the clock.
-
     Attributes:
-        trackers: what is logged to; None for none yet.
-        may_use_trackers: there may be a tracker to log to, now or later.
-        made_captures: profiler captures and the FLOP count; None until something needs them.
-        exchange: of records between ranks, once there is a process group.
-        providers: exports to the program's own OpenTelemetry providers.
-        signal: SIGUSR2.
+        trackers: the trackers; None until they are made.
+        may_use_trackers: whether the settings allow a tracker on this rank, now or later.
+        made_captures: profiler captures and the FLOP count; None until they are needed.
+        exchange: exchange of reports between ranks; None until there is a process group.
+        providers: exports to the program's own OpenTelemetry providers; None without any.
+        signal: handler of SIGUSR2.
     """
 
     def __init__(self, client: AgentClient, config: Config, anchor: Anchor) -> None:
@@ -55,7 +50,7 @@ class LazyComponents:
         self.signal = CaptureSignal(client.recording.recorder)
 
     def preload(self, ranks: int) -> None:
-        """Imports what the service thread needs: an import during training would hold the GIL."""
+        """Imports the modules that the service thread will need: an import during training would hold the GIL."""
         wanted = []
         if ranks > 1:
             wanted.append("otel_train.distributed.store")
@@ -69,7 +64,7 @@ class LazyComponents:
             import_module(name)
 
     def on_opened(self, opened: Opened, *, makes: bool) -> None:
-        """Makes what is wanted from the start, where ``makes``."""
+        """Makes the components that the settings request from the start, if ``makes``."""
         self.may_use_trackers = opened.info.rank == 0 and may_use_trackers(self._config)
         if not makes:
             return
@@ -89,7 +84,7 @@ class LazyComponents:
 
     @property
     def needs_program(self) -> bool:
-        """Whether one of them has something that only this process can finish."""
+        """Whether a component has work that only this process can finish."""
         trackers, captures = self.trackers, self.made_captures
         return (
             self.providers is not None
@@ -111,13 +106,13 @@ class LazyComponents:
         return self.made_captures
 
     def make_trackers(self) -> None:
-        """Makes what is logged to, on rank 0 and once the run directory is open."""
+        """Makes the trackers, on rank 0 and once the run directory is open."""
         opened = self._client.opened
         if opened is None or opened.info.rank != 0:
             return
         from otel_train.trackers.manager import Trackers
 
-        import_module("otel_train.instrumentation.dataset_size")  # of what is logged to them
+        import_module("otel_train.instrumentation.dataset_size")  # for a value that trackers get
         with self._making:
             if self.trackers is None:
                 folder = Path(opened.run_directory) if opened.run_directory else None
@@ -152,7 +147,7 @@ class LazyComponents:
         return bool(asked or (none_yet and self._client.recording.devices.ooms()))
 
     def poll(self) -> None:
-        """Runs one iteration: trackers of packages imported since, and captures."""
+        """Runs one iteration: makes trackers if a tracker package was imported meanwhile, and runs captures."""
         if self.trackers is None and uses_trackers(self._config):
             with Guard("trackers"):
                 self.make_trackers()
@@ -163,28 +158,28 @@ class LazyComponents:
     # -- the end -----------------------------------------------------------------------------------
 
     def stop_captures(self) -> None:
-        """Ends what is recorded now."""
+        """Ends a running capture."""
         if self.made_captures is not None:
             self.made_captures.stop()
 
     def end_captures(self, timeout_s: float) -> None:
-        """Writes what was recorded."""
+        """Writes the last capture."""
         if self.made_captures is not None:
             self.made_captures.end(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Closes all others, each within the limit."""
+        """Closes providers, trackers and exchange, each within ``timeout_s``."""
         for component in (self.providers, self.trackers, self.exchange):
             if component is not None:
                 component.close(timeout_s)
 
 
 class CaptureSignal:
-    """Requests of captures by SIGUSR2.
+    """Handler of SIGUSR2, which requests a capture.
 
     Attributes:
-        received: signals that no capture has answered yet.
-        in_use: the session of this process has not ended.
+        received: number of signals that were not handled yet.
+        in_use: whether the session of this process has not ended.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -193,11 +188,11 @@ class CaptureSignal:
         self.in_use = True
 
     def install(self) -> None:
-        """Handles SIGUSR2 if the program does not: its default action ends the process."""
+        """Sets the handler if the program has none. SIGUSR2 without a handler ends the process."""
         if threading.current_thread() is not threading.main_thread():
             return
         handler: Callable[..., Any] | int | None = signal.getsignal(signal.SIGUSR2)
-        # A session that another thread closed could not remove its own handler.
+        # A previous session that another thread closed could not remove its handler.
         before = getattr(handler, "__self__", None)
         if handler is signal.SIG_DFL or (isinstance(before, CaptureSignal) and not before.in_use):
             signal.signal(signal.SIGUSR2, self._receive)
@@ -207,7 +202,7 @@ class CaptureSignal:
         self._recorder.changed()
 
     def remove(self) -> None:
-        """Leaves the signal to the program; only the main thread can."""
+        """Removes the handler, which only the main thread can do."""
         self.in_use = False
         on_main = threading.current_thread() is threading.main_thread()
         if on_main and signal.getsignal(signal.SIGUSR2) == self._receive:

@@ -1,4 +1,4 @@
-"""Builds the reports of a rank: everything the agent needs except events."""
+"""Builds the reports of a rank: everything that the agent needs except events."""
 
 from __future__ import annotations
 
@@ -23,35 +23,38 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.manager import InstrumentationManager
 
 IDLE_INTERVALS = 60
-"""A rank that gets no request for a report makes one after so many intervals: something may be new that nothing announces, such
-as a fault of a hook. Each time a thread of Python wakes, the training thread waits for the interpreter."""
+"""Poll intervals after which a rank sends a report without a request, for changes that are not announced, such as a fault of a
+hook. Not more often, because each time that a Python thread wakes, the training thread waits for the GIL."""
 
 MOST_UNSENT = 64
-"""Reports that wait for an agent which takes nothing: one that is stopped, say."""
+"""Reports that are kept for an agent that receives nothing, for example because it is stopped (SIGSTOP)."""
 
 PAUSE_S = 100e-6
-"""Between two parts of a report that nothing waits for. The training thread runs meanwhile: it waits for the interpreter as long
+"""Pause between two parts of a report that no thread waits for. The training thread gets the GIL meanwhile: it waits as long
 as one part takes, some 50 µs, and not as long as a report, up to 1 ms."""
 
 _ENDING_S = 0.02
-"""A worker whose loader has just failed may need as long to end."""
+"""Time that a worker may take to exit after its loader has failed."""
 
 _STATE_EVERY_S = 2.0
+"""Interval of the reports with a ``RankState``."""
+
 _FIRST_REPORTS = 4
-"""All with the state: what a program begins with is new in these, and no other report has to follow for it."""
+"""Number of first reports that all have the state: loaders and models are new in these, and would need another report."""
 
 _DEVICES_EVERY_S = 5.0
+"""Interval at which device memory is read."""
+
 _DATASETS_EVERY_S = 10.0
+"""Interval at which the sizes of datasets are computed."""
 
 
 class ReportBuilder:
     """Builds and sends reports, one at a time. ``make`` never raises.
 
     Args:
-        recording: what records.
-        components: what else works here.
-        caches: sizes that the program has said.
-        ranks: in the run.
+        caches: cache sizes that the program has set.
+        ranks: number of ranks in the run.
     """
 
     def __init__(
@@ -73,7 +76,8 @@ class ReportBuilder:
             )
         }  # fmt: skip
         self._seen: tuple[int, int, bool, bool, tuple[int, int] | None] = (0, 0, False, False, None)
-        """Loaders, models, whether a capture waits for step numbers, ``follows``, rank and world size of the process group."""
+        """As in the last report: number of loaders, of models, whether a capture waits for step numbers, ``follows``, rank and world
+        size of the process group."""
         self._sized: frozenset[str] = frozenset()
         self._due_s: dict[str, float] = {}
         self._pause_s = 0.0
@@ -86,15 +90,15 @@ class ReportBuilder:
         self._datasets: dict[str, tuple[int, int]] = {}
 
     def send(self, send: Callable[[Report], None], *, fresh: bool = False, pause_s: float = 0.0) -> None:
-        """Makes a report, and sends it behind those that could not be sent before.
+        """Makes a report, and sends it after those that could not be sent before.
 
         Args:
-            send: sends one; raises OSError where it cannot.
+            send: sends one report; raises OSError if it cannot.
             fresh: see ``make``.
-            pause_s: see ``PAUSE_S``; 0: none.
+            pause_s: see ``PAUSE_S``; 0: no pause.
 
         Raises:
-            OSError: some could not be sent; they wait.
+            OSError: not all reports could be sent; the next call sends the rest.
         """
         values, timers = self._recording.values, self._recording.timers
         if len(self._unsent) == MOST_UNSENT:
@@ -111,13 +115,9 @@ class ReportBuilder:
         timers.reported()
 
     def make(self, *, fresh: bool = False) -> Report:
-        """Returns what is new.
-
-        Args:
-            fresh: with the state, whether or not it is time for it.
-        """
+        """Makes a report of everything since the last one. ``fresh``: include the state even if ``_STATE_EVERY_S`` is not over."""
         recording, exchange = self._recording, self._components.exchange
-        # Requests to log before how far the rings are, the rest after: these edges have what was requested, and need what is read last.
+        # `reports` is read before the positions, so that these include the events of its calls; all else after: events need it.
         reports = recording.stages.reports
         self._changes = changes = recording.recorder.changes
         positions = recording.recorder.positions()
@@ -163,11 +163,7 @@ class ReportBuilder:
         return captures is not None and captures.follows
 
     def pause_s(self, interval_s: float) -> float:
-        """Returns the seconds between two reports that the agent does not request.
-
-        Args:
-            interval_s: as long where something is new all the time, which nothing announces.
-        """
+        """Returns the seconds until the next report without a request; the poll interval ``interval_s`` if changes are not announced."""
         recording, loaders = self._recording, list(self._recording.probes.loaders.values())
         *_, reported_follows, job = self._seen
         follows = self.follows or reported_follows
@@ -175,9 +171,8 @@ class ReportBuilder:
             return interval_s
         idle_s = IDLE_INTERVALS * interval_s
         without_state = self._state_changes != self._changes
-        without_passes = (
-            self._components.may_use_trackers and not loaders
-        )  # when a tracker would be looked for
+        # Trackers are looked for when a pass over a loader begins; without a loader, at each report.
+        without_passes = self._components.may_use_trackers and not loaders
         awaits_job = job is None and self._ranks > 1
         of_state = without_state or without_passes or awaits_job or any(probe.polled for probe in loaders)
         return min(_STATE_EVERY_S, idle_s) if of_state else idle_s
@@ -222,7 +217,7 @@ class ReportBuilder:
         collect = partial(self._worker_exits, fresh=fresh)
         found: list[tuple[str, WorkerExit]] | None = self._do("loader workers", collect, None)
         if found is None:
-            # Torch's handler of SIGCHLD raises wherever the main thread is when a worker has died.
+            # Torch's SIGCHLD handler raises in the main thread, also here, when a worker has died.
             found = self._do("loader workers", collect, [])
         return found or []
 
@@ -231,7 +226,7 @@ class ReportBuilder:
         for name, probe in list(self._recording.probes.loaders.items()):
             probe.weigh_next()
             for pool in list(probe.pools):
-                # What is done is forgotten once its last builds have been read, by the next report.
+                # A pool that has ended is removed one report later, after its last build times have been read.
                 if pool.done and pool.reported:
                     probe.pools.remove(pool)
                     continue
@@ -279,7 +274,7 @@ class ReportBuilder:
         )
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
-        """Returns the bytes of the dataset by loader. Reads past properties: no code of the program is run."""
+        """Returns identity and bytes of the dataset by loader. Reads ``__dict__``, so that no property of the program runs."""
         from otel_train.instrumentation.dataset_size import dataset_bytes  # imported with the trackers
 
         found, known = {}, dict[int, int]()
@@ -302,18 +297,18 @@ class ReportBuilder:
 
 
 def may_use_trackers(config: Config) -> bool:
-    """Returns whether there may be a tracker to log to, now or later."""
+    """Returns whether the settings allow a tracker to be used, now or later."""
     return any(getattr(config, name) != "off" for name in TRACKERS) or bool(config.console_metrics)
 
 
 def uses_trackers(config: Config) -> bool:
     """Returns whether a tracker is in use: requested by a setting, or imported by the program."""
-    wishes = {name: getattr(config, name) for name in TRACKERS}
+    settings = {name: getattr(config, name) for name in TRACKERS}
     imported = any(
-        wish == "auto" and any(module in sys.modules for module in TRACKER_MODULES[name])
-        for name, wish in wishes.items()
+        setting == "auto" and any(module in sys.modules for module in TRACKER_MODULES[name])
+        for name, setting in settings.items()
     )
-    return imported or "on" in wishes.values() or bool(config.console_metrics)
+    return imported or "on" in settings.values() or bool(config.console_metrics)
 
 
 def has_automatic_captures(config: Config) -> bool:
