@@ -1,4 +1,4 @@
-"""The agent process of a node: serves all ranks of a run there, each on a thread."""
+"""The agent process of a node: serves all ranks of a run on the node, each on a thread."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from otel_train.exporters.manager import SharedExporters
 
 DELIVERY_S: Final = 60.0
-"""Longest that an agent outlives its last rank, with a Collector that does not answer."""
+"""Longest time for delivery after the end of a rank, if the Collector does not answer."""
 
-_WRITING_S = 15.0
-"""Longest that it takes to leave in the spool what could not be delivered, on a disk that answers."""
+_SPOOL_WRITE_S = 15.0
+"""Longest time in which a disk that answers writes undelivered data to the spool."""
 
 _FIRST_S = 10.0
-"""How long an agent waits for the rank that has started it, and for the first message of one that has connected."""
+"""Longest wait for the first rank to connect, and for the first message of a rank that has connected."""
 
 _served: ContextVar[MessageChannel | None] = ContextVar("_served", default=None)
 
@@ -39,8 +39,8 @@ def main(connection: int, listener: int) -> None:
     """Serves ranks until the last one has ended, in the agent's own process.
 
     Args:
-        connection: descriptor of a socket to the rank that has started it; -1: it connects like the others.
-        listener: descriptor of a socket that other ranks connect to; -1: there are none.
+        connection: descriptor of a socket to the rank that has started the agent; -1: that rank connects to ``listener``.
+        listener: descriptor of a socket that ranks connect to; -1: there is a single rank.
     """
     agent = NodeAgent(socket.socket(fileno=listener) if listener >= 0 else None)
     handler = LogsToRanks(agent)
@@ -50,7 +50,7 @@ def main(connection: int, listener: int) -> None:
 
     raise_soft_limit()
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the program may block signals, and a child inherits that
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the program's signal mask is inherited
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if connection >= 0:
@@ -59,7 +59,7 @@ def main(connection: int, listener: int) -> None:
 
 
 class NodeAgent:
-    """Accepts ranks, and leaves after the last of them. Without a listener the rank passed to ``take`` is the only one."""
+    """Accepts ranks, and exits after the last of them. Without a listener the rank passed to ``take`` is the only one."""
 
     def __init__(self, listener: socket.socket | None) -> None:
         from otel_train.exporters.manager import SharedExporters
@@ -75,42 +75,42 @@ class NodeAgent:
             listener.setblocking(False)
 
     def run(self) -> None:
-        """Serves until the last rank has ended and everything of it is delivered, or kept."""
+        """Serves until the last rank has ended and all its data is delivered or in the spool."""
         until_s = 0.0 if self.channels or self._listener is None else time.monotonic() + _FIRST_S
         while True:
-            # ``select`` takes no descriptor from 1024 on, and the listener has the number that it had in the program.
+            # ``select`` takes no descriptor from 1024 on, and the listener keeps the number that it had in the program.
             poll = select.poll()
             for each in filter(None, (self._wake_read, self._listener)):
                 poll.register(each, select.POLLIN)
             poll.poll(1e3)
             with suppress(BlockingIOError):
                 self._wake_read.recv(1 << 10, socket.MSG_DONTWAIT)
-            came = self._accept()
-            if came or self._serves():
+            accepted = self._accept()
+            if accepted or self._serves():
                 until_s = 0.0
             elif time.monotonic() > until_s:
                 break  # a rank that connects from here on reads EOF, and starts another agent
         self._shared.connections.close()
 
     def _serves(self) -> bool:
-        """Returns whether a rank is served. One that has ended and only waits for a hanging disk is abandoned after a while."""
+        """Returns whether a rank is served, not counting ranks that ended long ago and only wait for a hanging disk."""
         with self._lock:
             services = list(self._services)
-        late_s = time.monotonic() - DELIVERY_S - _WRITING_S
+        late_s = time.monotonic() - DELIVERY_S - _SPOOL_WRITE_S
         return len(self.channels) > sum(each.left_s < late_s for each in services)
 
     def take(self, connection: socket.socket) -> None:
-        """Serves the rank at the other end, in a thread; closes the connection where none is left for it."""
+        """Serves the rank at the other end, in a thread; closes the connection if no thread can be started."""
         channel = MessageChannel(connection)
         self.channels.append(channel)
         try:
             daemon_thread(lambda: self._serve(channel), "otel-train-rank").start()
-        except RuntimeError:  # the others are served all the same
+        except RuntimeError:  # the other ranks are still served
             self.channels.remove(channel)
             channel.close()
 
     def terminate(self) -> None:
-        """Handles SIGTERM: the ranks receive it too."""
+        """Handles SIGTERM, which the ranks probably receive as well; see ``RankConnection.terminate``."""
         self._terminated = True
         for service in list(self._services):
             service.terminate()
@@ -121,7 +121,7 @@ class NodeAgent:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # whoever waits, or comes, starts another agent
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # further ranks must start another agent
                 self._listener.close()
                 self._listener = None
             return False
@@ -133,7 +133,7 @@ class NodeAgent:
         return True
 
     def _serve(self, channel: MessageChannel) -> None:
-        _served.set(channel)  # for this thread, and for those that it starts
+        _served.set(channel)  # for this thread, and for the threads that it starts
         service, descriptors = None, list[int]()
         try:
             hello, descriptors = channel.receive_first(2, _FIRST_S)
@@ -148,7 +148,7 @@ class NodeAgent:
                     service.terminate()
                 service.serve()
         except (EOFError, OSError):
-            pass  # the rank is gone, or silent, before it has said anything
+            pass  # the rank has disconnected, or sends no first message
         finally:
             with self._lock:
                 if service in self._services:
@@ -170,8 +170,8 @@ def opened(
     deliver_s: float,
     shared: SharedExporters,
 ) -> RankConnection | None:
-    """Returns what serves the rank; None where a setting is refused, and the rank gets the reason. See ``RankConnection``."""
-    channel.tell("up", os.getpid())  # before the imports, which take a while
+    """Returns a new ``RankConnection``; None if it rejects a setting, after sending the rank the reason."""
+    channel.tell("up", os.getpid())  # before the imports, which take long
     from otel_train.agent.rank_connection import RankConnection
 
     try:
@@ -182,9 +182,9 @@ def opened(
 
 
 class LogsToRanks(logging.Handler):
-    """Forwards log records to a rank, whose process has the program's handlers.
+    """Forwards log records to a rank, whose process has the logging handlers of the program.
 
-    Records of a thread that serves one rank go to that rank; all others to the rank that connected first.
+    Records of the threads that serve a rank go to that rank, all others to the rank that connected first.
     """
 
     def __init__(self, agent: NodeAgent) -> None:
@@ -192,7 +192,7 @@ class LogsToRanks(logging.Handler):
         self._agent = agent
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Sends one record."""
+        """Sends one log record."""
         channel = _served.get() or next(iter(self._agent.channels), None)
         if channel is not None:
             channel.tell("log", record.levelno, self.format(record))

@@ -20,12 +20,14 @@ from otel_train.safety import signal_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_PATIENCE_S = 2.0
+_EXIT_WAIT_S = 2.0
+"""Longest wait for the end of a process that has disconnected."""
+
 EXITING_S: Final = 10.0
-"""How long a program may take from the end of its session to its own."""
+"""Longest wait for the end of a process that has closed its session."""
 
 _POLL_S = 0.01
-_EXIT_CODE_FIELD = 50  # of /proc/<pid>/stat, counted from 1 behind the name: proc(5), field 52
+_EXIT_CODE_FIELD = 50  # of /proc/<pid>/stat, counted from 1 after the name: proc(5), field 52
 
 _BY_SIGNAL: Final[dict[int, str]] = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 _PIDFD_INFO = struct.Struct("=Q52xi")  # linux/pidfd.h, struct pidfd_info: mask, ..., exit_code
@@ -33,11 +35,11 @@ _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes)
 _PIDFD_INFO_EXIT = 1 << 3
 
 
-def how_it_ended(pid: int, process: int, patience_s: float = _PATIENCE_S) -> tuple[str, str]:
-    """Returns state and cause: the name of the signal, ``exit code <n>`` or ``exec``; "killed" and "" where that is not known.
+def how_it_ended(pid: int, process: int, patience_s: float = _EXIT_WAIT_S) -> tuple[str, str]:
+    """Returns the end state of a process and the cause: the name of a signal, ``exit code <n>``, ``exec``, or "".
 
-    The kernel keeps it until the parent has waited for the process, and from Linux 6.15 on as long as there is a descriptor
-    of it: ``process``, -1 where there is none.
+    The kernel keeps the exit status until the parent has waited for the process; from Linux 6.15 on, as long as there is a
+    descriptor of the process: ``process``, -1 for none. If it is not known, the state is "killed" and the cause "".
     """
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
@@ -50,12 +52,12 @@ def how_it_ended(pid: int, process: int, patience_s: float = _PATIENCE_S) -> tup
         if over:
             return "killed", ""
         time.sleep(_POLL_S)
-    # It lives, and has let go of the connection: it has become another program, which a launcher does not see as an end.
+    # The process lives and has closed the connection: it has executed another program (execve(2)).
     return "finished", "exec"
 
 
 def maps_file(pid: int, inode: int) -> bool:
-    """Returns whether a process has a file in its memory: it has not become another program since it mapped that."""
+    """Returns whether a process maps a file: it has not executed another program since it mapped that."""
     try:
         rows = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
     except OSError:
@@ -64,13 +66,13 @@ def maps_file(pid: int, inode: int) -> bool:
 
 
 def _is_over(process: int) -> bool:
-    poll = select.poll()  # ``select`` takes no number from 1024 on
+    poll = select.poll()  # ``select`` takes no descriptor from 1024 on
     poll.register(process, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _status(pid: int) -> int | None:
-    """Status as of ``waitpid`` of a process that has ended and was not waited for; else None."""
+    """Returns the ``waitpid`` status of a process that has ended and was not waited for; else None."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -81,7 +83,7 @@ def _status(pid: int) -> int | None:
 
 
 def _status_of_reaped(process: int) -> int | None:
-    """Status as of ``waitpid`` of a process that its parent has waited for; None if the kernel does not report it."""
+    """Returns the ``waitpid`` status of a process that its parent has waited for; None if the kernel does not report it."""
     try:
         fields = _PIDFD_INFO.unpack(ioctl(process, _PIDFD_GET_INFO, _PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0)))
     except OSError:
@@ -99,21 +101,21 @@ def _state_of_status(status: int) -> tuple[str, str]:
 
 
 PATIENCE_S: Final = 3.0
-"""How long processes that the program left behind may take to end by themselves."""
+"""Longest wait of the launcher for ranks that still run after the program has ended."""
 
 WRITING_S: Final = 10.0
-"""How long the agent of a rank that is gone may take to count it to its end."""
+"""Longest wait of the launcher for an agent to finish the run of a rank that has ended."""
 
 _OPEN, _ENDED = ".open", ".ended"
 _FOLDER_POLL_S = 0.02
 
 
 class RankEnd(NamedTuple):
-    """A rank that has ended without a word, and was counted to its end by its agent.
+    """A rank that has ended without closing its session, and whose run its agent has finished.
 
     Attributes:
-        steps: training steps counted, up to the end.
-        lost: events that no metric counts.
+        steps: number of training steps.
+        lost: number of lost events.
     """
 
     rank_path: Path
@@ -123,23 +125,23 @@ class RankEnd(NamedTuple):
 
 
 class LauncherFolder:
-    """Reports to the launcher, by files, that a rank is observed and how it ended. No effect without a launcher."""
+    """Tells the launcher (``otel-train run``), by files, which ranks have an agent and how they ended. No effect without one."""
 
     def __init__(self, environ: Mapping[str, str], pid: int) -> None:
         folder = environ.get(FOLDER, "")
         self._path = Path(folder) / str(pid) if folder else None
 
     def opened(self, agent: int = 0) -> None:
-        """Reports that ``agent``, a process, observes the rank; 0: one that starts."""
+        """Reports that the rank has an agent, with its process id; 0: the agent is being started."""
         self._write(_OPEN, {"agent": agent})
 
     def ended(self, end: RankEnd) -> None:
-        """Reports that the rank has ended and its data is complete."""
+        """Reports that the rank has ended without closing its session, and that its run directory is complete."""
         self._write(_ENDED, {**end._asdict(), "rank_path": str(end.rank_path)})
         self.closed()
 
     def closed(self) -> None:
-        """Records that there is nothing more to wait for."""
+        """Reports that the launcher need not wait for the rank."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.with_suffix(_OPEN).unlink()
@@ -147,20 +149,20 @@ class LauncherFolder:
     def _write(self, suffix: str, document: dict[str, object]) -> None:
         if self._path is None:
             return
-        with suppress(OSError):  # the launcher is gone, and its folder
+        with suppress(OSError):  # the launcher has ended and removed the folder
             replace_json(self._path.with_suffix(suffix), document)
 
 
 def wait_for_ends(folder: Path) -> list[RankEnd]:
-    """Returns the ranks below a launcher that ended without a word, in order. Waits until their agents have counted them."""
+    """Returns the ranks that ended without closing their session, in order. Waits until their agents have finished their runs."""
     began_s = time.monotonic()
     while any(_is_worth_waiting(path, time.monotonic() - began_s) for path in folder.glob(f"*{_OPEN}")):
         time.sleep(_FOLDER_POLL_S)
     found = []
     for path in folder.glob(f"*{_ENDED}"):
         with suppress(RunDirectoryError, TypeError, KeyError):
-            said = read_json(path)
-            found.append(RankEnd(Path(said["rank_path"]), said["rank"], said["steps"], said["lost"]))
+            row = read_json(path)
+            found.append(RankEnd(Path(row["rank_path"]), row["rank"], row["steps"], row["lost"]))
     return sorted(found, key=lambda end: end.rank)
 
 
