@@ -20,25 +20,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 EVERY_S: Final = 15.0
-"""Between two questions."""
+"""Seconds between two polls."""
 
 TIMEOUT_S: Final = 5.0
 MOST_BYTES: Final = 256 << 10
 """Longest answer that is read: some hundred alerts of one rank."""
 
 MOST_ARMED: Final = 1024
-"""Alerts that are remembered as captured."""
+"""Most alerts that are remembered as captured."""
 
 MOST_NAME: Final = 100
+"""Most characters of a name that are kept."""
+
 PART: Final = "alertmanager"
-"""In ``train.telemetry.faults``."""
+"""Component of the faults in ``train.telemetry.faults``."""
 
 RUN, RANK, PEER_RANK, CAPTURE = "train_run_id", "train_rank", "train_peer_rank", "capture"
 """Labels of an alert."""
 
 _PATH: Final = "/api/v2/alerts"
 _ACTIVE: Final = {"active": "true", "silenced": "false", "inhibited": "false", "unprocessed": "false"}
-_GOLDEN: Final = 0.618033988749895
+_GOLDEN: Final = 0.618033988749895  # (sqrt(5) - 1) / 2: its multiples modulo 1 are spread evenly
 _log = logging.getLogger("otel_train")
 
 
@@ -53,14 +55,14 @@ class FiringAlert(NamedTuple):
 class AlertPoller:
     """Polls an Alertmanager on a thread and requests captures for firing alerts.
 
-    An alert arms one capture each time that it begins to fire. One that is refused, by the cooldown of its name or because
-    another capture runs, arms it later, if it still fires then. An Alertmanager that does not answer as it should costs
-    one fault, counted until it answers again, and a line in the log.
+    An alert requests one capture each time that it begins to fire. If that is refused, by the cooldown of the alert's name or
+    because another capture runs, later polls request it again while the alert fires. An outage of the Alertmanager counts
+    as one fault and is logged once, until it answers again.
 
     Args:
-        rank: of this process. Alerts that name no rank are rank 0's: it judges for all, in every export profile.
-        arm: asks for a capture by the name of an alert; "" if it will be made, else why not.
-        headers: of each question, as in ``OTEL_EXPORTER_OTLP_HEADERS``.
+        rank: rank of this process. Alerts without a label for the rank belong to rank 0, in every export profile.
+        arm: requests a capture for an alert by name; returns "" if it is accepted, else the reason.
+        headers: headers of each request, as in ``OTEL_EXPORTER_OTLP_HEADERS``.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class AlertPoller:
         self._rank = str(rank)
         self._arm = arm
         self._every_s = every_s
-        # Ranks that start together do not ask at the same instant.
+        # Ranks that start together poll at different times.
         self._pause_s = rank * _GOLDEN % 1.0 * every_s
         self._target = _target_of(url, headers)
         self._client = HttpClient(self._target, most_answer_bytes=MOST_BYTES)
@@ -95,14 +97,14 @@ class AlertPoller:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Ends the thread, and whatever it waits for."""
+        """Ends the thread, and the request that it waits for."""
         self._stop.set()
         self._client.close()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def counted_faults(self) -> dict[str, int]:
-        """Faults by part."""
+        """Returns the number of faults by component."""
         return {PART: self.faults + self._guard.faults}
 
     def poll(self) -> None:
@@ -123,7 +125,7 @@ class AlertPoller:
             by_name.setdefault(alert.name, []).append(alert)
         for name, alerts in by_name.items():
             if any(alert not in self._armed for alert in alerts) and not self._arm(name):
-                self._armed |= dict.fromkeys(alerts)  # one capture shows what all of them are about
+                self._armed |= dict.fromkeys(alerts)  # one capture for all firing alerts of a name
         while len(self._armed) > MOST_ARMED:
             self._armed.pop(next(iter(self._armed)))
 
@@ -155,7 +157,7 @@ class AlertPoller:
         return filter(None, (self._read(each) for each in document))
 
     def _read(self, alert: Any) -> FiringAlert | None:
-        """Parses and checks one alert; returns None if it is not of this run."""
+        """Parses and checks one alert; returns None if it is not an active one of this run and rank."""
         alert = mapping(alert)
         labels, status = mapping(alert.get("labels")), mapping(alert.get("status"))
         rank = labels.get(PEER_RANK) or labels.get(RANK) or "0"

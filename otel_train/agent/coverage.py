@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.series_names import Key
 
 UPDATES_WITHOUT_FORWARD = 10
-"""Updates after which a model that was given and never seen is worth a word."""
+"""Updates after which gaps are listed, such as a given model without a forward."""
 
 _READS_BESIDE = (
     "it reads a loader on another thread: the time that training waits for its batches is in `other`. "
@@ -63,10 +63,10 @@ _NO_MODEL = (
 )
 _HOST_TIME = "Host time is still measured: a call that only queues work is short, one that waits for the device is long"
 STEPLESS_S = 60.0
-"""Seconds after which a program of JAX in which no step was seen is described so, while it runs."""
+"""Seconds after which a JAX program without any step is logged, while it runs."""
 
 _FOR_TRAINING = ("train", "loader")
-"""Phase or name of a loader for training begins with one of these; `loader` is the name of one given without a name."""
+"""Beginnings of the phase or name of a loader for training; ``loader`` is the default name of a given loader."""
 
 _OF_JAX = {SourceKind.WHOLE, SourceKind.OPTIMIZER}
 
@@ -86,7 +86,7 @@ def instrumentation_gaps(
     ]
     stages = {key.stage for key in keys}
     trained = any(key.stage == "backward" and key.phase == "train" for key in keys)
-    # In a program of JAX, forward and backward are inside what is timed.
+    # In a JAX program the timed function contains forward and backward.
     kinds = {source.kind for source in totals.names.sources}
     whole = WAIT in stages or SourceKind.WHOLE in kinds
     listed = SourceKind.DATA in kinds
@@ -107,7 +107,7 @@ def instrumentation_gaps(
     if jax and _has_no_step(run, stages, kinds):
         described = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
         found.append(_gap(*JAX_STEP, missing_step_reason(described, loader=not listed), "unhooked"))
-    # A run that fails in its first step has no update yet.
+    # More than one step: a run that fails in its first step has no update.
     several = totals.steps_by_phase().get("train", 0) > 1
     if run.step_source is StepSource.BACKWARD and trained and several and not totals.updates:
         found.append(_gap("stage", "optimizer", _NO_UPDATE, "never_seen"))
@@ -156,7 +156,7 @@ def _has_no_step(run: RunState, stages: set[str], kinds: set[SourceKind]) -> boo
 
 
 def _models(models: Iterable[str], keys: Sequence[Key]) -> list[dict[str, str]]:
-    names = dict.fromkeys(models)  # a model and its compiled form share one
+    names = dict.fromkeys(models)  # a model and its compiled form share a name
     seen = {key.model for key in keys if key.stage == "forward"}
     if not names and not seen:
         return [_gap("stage", "forward", _NO_MODEL, "unhooked")]
@@ -168,9 +168,9 @@ def _models(models: Iterable[str], keys: Sequence[Key]) -> list[dict[str, str]]:
 
 
 def _loaders(totals: Totals, state: RankState) -> list[dict[str, str]]:
-    """Returns given loaders for training of which no batch was asked while training read others alone.
+    """Returns a gap for each given loader for training that was not read while training read only other loaders.
 
-    A loader whose name does not say that it is for training may be for a later evaluation.
+    Loaders with another phase or name are left out: they may be for a later evaluation.
     """
     names = totals.names.loaders.names
     read = {names[loader] for loader, phase in totals.batches if phase == TRAIN} & state.loaders.keys()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SelfMetrics(NamedTuple):
-    """Overhead and losses of telemetry, as functions to call."""
+    """Functions that return the losses, faults, overhead and instrumentation gaps of otel_train."""
 
     drops: Callable[[], Mapping[tuple[str, str], int]]
     faults: Callable[[], Mapping[str, int]]
@@ -51,14 +51,14 @@ class MetricReader:
 
     def __init__(self, run: RunState, readings: MetricSources, *, info: RunInfo, config: Config) -> None:
         self.state = ""
-        """The run's end, once it has one: one of ``catalog.RUN_STATES``."""
+        """State at the end of the run, one of ``catalog.RUN_STATES``; "" while it runs."""
         self.about: tuple[str, ...] = ()
-        """Whose run it is, and where, once that is known."""
+        """Label values of ``catalog.RUN_INFO``, once they are known."""
         self.step_flops: Callable[[], int] = lambda: 0
         """Model FLOP of one step of this rank, counted; 0 if that is not known."""
         self._per_sample = 0.0
         self.more: list[Callable[[MetricBuilder], None]] = []
-        """Write what others know."""
+        """Functions that write the metrics of other components."""
         self._run = run
         self._info = info
         self._config = config
@@ -93,7 +93,7 @@ class MetricReader:
         self._write_throughput(builder)
         self._write_health(builder)
         builder.put(c.RANK_TIME, max(0, self._run.ended_by(now_ns) - self._run.started_ns) / NS_PER_S)
-        if self._profile.speaks:  # what this rank has counted is in the sum over all ranks that it exports
+        if self._profile.speaks:  # this rank exports the sums over all ranks, which contain its own counts
             builder.drop(c.SAMPLES)
             builder.drop(c.TOKENS)
         for write in self.more:
@@ -120,12 +120,12 @@ class MetricReader:
         return found
 
     def events(self) -> dict[str, int]:
-        """Counts of the events of this rank that other ranks need, by ``train.rank.event``."""
+        """Returns the counts that other ranks need, by ``train.rank.event``."""
         lost = sum(n for (_, reason), n in self._sources.health.drops().items() if reason != "sampled_out")
         return {
             "oom": self._sources.accelerators.ooms(),
             "loader_worker_exit": sum(self._sources.watch.worker_exits.values()),
-            # Gradients alone do not count: gradient scalers make them overflow on purpose.
+            # Without gradients: gradient scalers make them overflow on purpose.
             "nonfinite": self._sources.signals.nonfinite["loss"],
             "exception": int(self._run.totals.failed.sum()),
             "drop": lost,
@@ -152,9 +152,9 @@ class MetricReader:
             builder.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
 
     def _write_throughput(self, builder: MetricBuilder) -> None:
-        """Writes the samples per second if the loader alone, or the compute alone, were the limit: the slower of the two.
+        """Writes the samples per second that the slower of loader and compute would reach alone.
 
-        Known where the loader runs on the training thread: its own speed is then the time inside ``next``.
+        Only for loaders without workers: the time inside ``next`` is then the time of the loader itself.
         """
         totals = self._run.totals
         if self._sources.signals.tokens:
@@ -194,7 +194,7 @@ class MetricReader:
 
     def _write_health(self, builder: MetricBuilder) -> None:
         for (signal, reason), number in self._sources.health.drops().items():
-            # Their labels gone, what is left out on purpose would read as lost.
+            # The reduced profile drops the labels, so deliberately omitted spans would count as lost.
             if not (self._profile.reduced and reason == "sampled_out"):
                 builder.put(c.TELEMETRY_DROPS, number, signal, reason)
         builder.put(c.TELEMETRY_OVERHEAD_TIME, self._sources.health.overhead_s())
@@ -213,7 +213,7 @@ _log = logging.getLogger("otel_train")
 
 
 class LoggedValueReader:
-    """Turns logged values, see ``plain``, into metrics and events."""
+    """Turns logged values (see ``logged_values.plain``) into metrics and events."""
 
     def __init__(self, logged: deque[Value | UserEvent], signals: LoggedSignals, run: RunState) -> None:
         self.refused = 0
@@ -224,7 +224,7 @@ class LoggedValueReader:
         self._warned: set[str] = set()
 
     def read(self) -> None:
-        """Reads everything that has been handed over since the last call."""
+        """Reads the values that were reported since the last call."""
         while self._logged:
             entry = self._logged.popleft()
             if isinstance(entry, Value):
@@ -233,7 +233,7 @@ class LoggedValueReader:
                 self._pending.append(entry)
 
     def emit_events(self) -> None:
-        """Emits the values read as events, now that their step is known."""
+        """Emits the events that were read, with the number of their step, which is known now."""
         pending, self._pending = self._pending, []
         for event in pending:
             number = self._run.recent.at(event.at_ns, self._run.step_number)

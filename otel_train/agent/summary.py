@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_train.distributed.hang import HangSuspect
 
 LEAST_S = 1e-6
-"""Below this a difference of sums is rounding."""
+"""Smaller differences between sums of seconds are rounding errors."""
 
 
 def summary_values(
@@ -38,7 +38,7 @@ def summary_values(
 ) -> dict[str, Any]:
     """Returns the values computed from events, over ``wall_s`` seconds. A loader that was never read has 0 batches.
 
-    ``stalled_s``: seconds of a stall that lasts.
+    ``stalled_s``: duration so far of a stall that has not ended.
     """
     rows = totals.rows()
     activities = _activities(totals, wall_s, stalled_s)
@@ -74,14 +74,14 @@ def summary_values(
 
 
 def _updates(totals: Totals, trained: int) -> int | None:
-    """Returns the updates made; None where training steps are counted by something else and no update was seen."""
+    """Returns the number of updates; None if there were training steps, but no update was seen."""
     if trained and not totals.updates and not totals.skipped_updates:
         return None
     return max(0, totals.updates - totals.on_device.skipped)
 
 
 def _activities(totals: Totals, wall_s: float, stalled_s: float) -> dict[str, float]:
-    """Returns the seconds by activity; they add up to ``wall_s``. Time that is not final yet is ``other``, but for a stall."""
+    """Returns the seconds by activity; they add up to ``wall_s``. Time that is not accounted yet is ``other``, or of a stall."""
     activities = dict.fromkeys(ACTIVITIES, 0.0)
     activities.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
     pending_s = wall_s - sum(activities.values())
@@ -93,7 +93,7 @@ def _activities(totals: Totals, wall_s: float, stalled_s: float) -> dict[str, fl
 
 
 def _other_after(totals: Totals) -> dict[str, float]:
-    """Returns the seconds of training in no stage by the stage before them, the longest first; "" for none."""
+    """Returns the seconds of training outside all stages, by the stage before them ("" for none), the longest first."""
     found: Counter[str] = Counter()
     for source, ns in totals.other_after.items():
         found[totals.names.sources[source].stage if source >= 0 else ""] += ns
@@ -113,7 +113,7 @@ def _compiled(totals: Totals) -> Compiled:
 def _rule_inputs(
     rows: list[StageTotals], compiled: Compiled, totals: Totals, other_after: dict[str, float]
 ) -> dict[str, Any]:
-    """Inputs of the bottleneck rules that are in no table."""
+    """Returns the inputs of the bottleneck rules that no other part of the summary has."""
     waited_ns = totals.cpu_wait_ns
     return {
         "cpu_wait_seconds": None if waited_ns is None else waited_ns / NS_PER_S,
@@ -126,7 +126,7 @@ def _rule_inputs(
 
 
 def _pace(pace: Pace) -> dict[str, Any] | None:
-    """Returns the number of steps timed on the device, and its mean lag; None if none was."""
+    """Returns the share of steps timed on the device, its lag and its idle time; None if no step was timed."""
     if not pace.sampled:
         return None
     return {
@@ -140,8 +140,8 @@ def _pace(pace: Pace) -> dict[str, Any] | None:
 def with_straggler(found: list[dict[str, Any]], slow: Finding, *, rank: int) -> list[dict[str, Any]]:
     """Inserts the finding about a slow rank into the findings of ``rank``.
 
-    Only a warning with a larger share stays before it: a rank that waits for a slow one looks busy. For the same reason it is
-    ``compute_bound`` only if its model takes more than ``MODEL_SHARE`` of training time also without that wait, in backward.
+    Only warnings with a larger share stay before it, because a rank that waits for a slow one looks busy. For the same reason
+    ``compute_bound`` stays only if the model takes more than ``MODEL_SHARE`` of training time without that wait in backward.
     """
     wait = 0.0 if slow.evidence["rank"] == rank else slow.share
     found = [
@@ -154,7 +154,7 @@ def with_straggler(found: list[dict[str, Any]], slow: Finding, *, rank: int) -> 
 
 
 def with_suspects(found: list[dict[str, Any]], held_up: Sequence[HangSuspect]) -> list[dict[str, Any]]:
-    """Names in the finding ``stalled`` the first of the ranks that held the others up the longest."""
+    """Adds to the finding ``stalled`` the first of the ranks that held the others up the longest."""
     if not held_up:
         return found
     first, *others = held_up
@@ -168,7 +168,7 @@ def with_suspects(found: list[dict[str, Any]], held_up: Sequence[HangSuspect]) -
 
 
 def _stage(row: StageTotals) -> dict[str, Any]:
-    timed = row.key.stage != "other"  # time in no stage has no calls
+    timed = row.key.stage != "other"  # time outside all stages has no calls
     least, p50, p95, p99, most = (row.quantiles if timed else None) or (None,) * 5
     return {
         **row.key._asdict(),
@@ -190,12 +190,12 @@ def _stage(row: StageTotals) -> dict[str, Any]:
 
 
 def per_second(count: float | None, seconds: float) -> float | None:
-    """Returns the one rule of every rate; None where there is nothing to divide, or nothing to divide by."""
+    """Returns a rate; None if the count is not known or there are no seconds."""
     return count / seconds if count is not None and seconds > 0 else None
 
 
 def _rates(totals: Totals, loaders: Mapping[str, LoaderFacts]) -> list[dict[str, Any]]:
-    """Rates of each loader: what its batches contained, over the time of those batches."""
+    """Returns the rates of each loader: batches, samples and tokens over the time of these batches."""
     rated = totals.rated()
     phases = Counter(loader for loader, _ in rated)
     rows = []
@@ -219,7 +219,7 @@ def _rates(totals: Totals, loaders: Mapping[str, LoaderFacts]) -> list[dict[str,
 
 
 def _throughput(totals: Totals, wall_s: float) -> dict[str, Any]:
-    """Returns the throughput of training over the wall clock of the run, with everything that was not training."""
+    """Returns the throughput of training over the wall time of the run, which includes all that was not training."""
     trained = [pair for pair in totals.rated() if pair[1] == TRAIN]
     batches = sum(totals.batches[pair] for pair in trained)
     samples = [totals.samples[pair] for pair in trained if pair in totals.samples]
@@ -257,13 +257,13 @@ def _processors() -> int | None:
 
 
 def _cost(service: AgentService) -> tuple[float, float, int, int]:
-    """Returns the overhead on the training thread and of the agent, in seconds; records, and lost ones."""
+    """Returns the overhead in the rank and the processor time of the agent, in seconds; events read, and events lost."""
     loop = service.loop
     return service.health.overhead_s(), loop.cpu_s, loop.edges, service.lost
 
 
 class WindowStart(NamedTuple):
-    """Where a window of metrics begins."""
+    """Totals, time and cost at the start of a window of ``summary()``."""
 
     totals: Totals
     begun_ns: int
@@ -276,7 +276,7 @@ class WindowStart(NamedTuple):
 
 
 def summary_document(service: AgentService, state: str, window: WindowStart | None = None) -> dict[str, Any]:
-    """Returns ``summary()`` and ``summary.json``; without a window of the whole session."""
+    """Returns the document of ``summary()`` and ``summary.json``; if ``window`` is None, of the whole session."""
     run, info, loaders = service.run, service.info, service.watch.facts()
     totals, since_ns = run.totals, run.started_ns
     if window is not None:
@@ -326,7 +326,7 @@ def _telemetry(service: AgentService, steps: int, window: WindowStart | None) ->
     return {
         "overhead_seconds": overhead_s,
         "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
-        "agent_cpu_seconds": cpu_s or None,  # of the turns that have ended
+        "agent_cpu_seconds": cpu_s or None,  # of the iterations of the export loop that have ended
         "records": records,
         "records_lost": lost,
         "drops": {reason: number for reason, number in drops.items() if number},
