@@ -109,7 +109,8 @@ class RankCaptures:
                     rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
                     ooms=self._client.recording.devices.ooms, requests=self.account
                 )  # fmt: skip
-                self.capturing = capturing  # before `flops` is read; `count_flops`: the other order
+                # `count_flops` assigns `flops` and then reads `capturing`, so one of the two calls `give_way_to`.
+                self.capturing = capturing
                 if self.flops is not None:
                     capturing.give_way_to(self.flops)
         return self.capturing

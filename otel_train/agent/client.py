@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from otel_train.trackers.metrics import FlatRow
 
 WRITING_S = 0.1
-"""Longest wait of the end for an agent that does not answer and that outlives this process."""
+"""Longest wait of ``AgentClient.close`` for an agent that does not answer and that outlives this process."""
 
 END_S = 0.08
-"""Longest time that the end takes with such an agent if its disk does not answer: 0.1 s less the exit of the interpreter."""
+"""Longest duration of ``close`` with an agent that outlives this process if its disk hangs: 0.1 s less the exit of the interpreter."""
 
 LEAST_WRITING_S = 0.02
-"""Shortest wait of the end for the disk, even if the steps before have used up ``END_S``."""
+"""Shortest wait of ``close`` for the disk, even if the steps before have used up ``END_S``."""
 
 OPEN_S = 10.0
 """Longest wait of a call that needs the run directory for the agent to open it."""
@@ -104,7 +104,7 @@ class AgentClient:
     ) -> None:
         self._config = config
         self._environ = dict(environ)
-        self._origins = origins if isinstance(origins, dict) else dict(origins)  # `Origins` has ignored ones
+        self._origins = origins if isinstance(origins, dict) else dict(origins)  # keeps `Origins.ignored`
         self._anchor = anchor
         require_descriptors(above=config.agent == "process")
         self.info = detect(config, environ, process=Process(start=start_of_job))

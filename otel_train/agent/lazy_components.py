@@ -92,7 +92,7 @@ class LazyComponents:
             or (captures is not None and captures.recording)
         )
 
-    # -- each of them ------------------------------------------------------------------------------
+    # -- the components ------------------------------------------------------------------------------
 
     @property
     def captures(self) -> RankCaptures:
@@ -112,7 +112,7 @@ class LazyComponents:
             return
         from otel_train.trackers.manager import Trackers
 
-        import_module("otel_train.instrumentation.dataset_size")  # for a value that trackers get
+        import_module("otel_train.instrumentation.dataset_size")  # trackers log the sizes
         with self._making:
             if self.trackers is None:
                 folder = Path(opened.run_directory) if opened.run_directory else None

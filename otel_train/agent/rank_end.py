@@ -39,7 +39,7 @@ def how_it_ended(pid: int, process: int, patience_s: float = _EXIT_WAIT_S) -> tu
     """Returns the end state of a process and the cause: the name of a signal, ``exit code <n>``, ``exec``, or "".
 
     The kernel keeps the exit status until the parent has waited for the process; from Linux 6.15 on, as long as there is a
-    descriptor of the process: ``process``, -1 for none. If it is not known, the state is "killed" and the cause "".
+    descriptor of the process: ``process``, -1 for none. Without the exit status the state is "killed" and the cause "".
     """
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:

@@ -57,7 +57,7 @@ _LOOK_EVERY_S = 1.0
 _NO_ANSWER = f"the training process did not answer in {ANSWER_S:g} s; ask again"
 
 ALERTS_END_S = 0.2
-"""Longest wait of the end for a pending HTTP request to an Alertmanager."""
+"""Longest wait for a pending HTTP request to an Alertmanager as the run ends."""
 
 
 class RemoteRecording:

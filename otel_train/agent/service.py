@@ -73,7 +73,7 @@ gets the GIL. Python itself switches threads only every 5 ms."""
 
 
 def gil_release(clock: Clock) -> Callable[[], None]:
-    """Returns a function that sleeps for ``GIL_RELEASE_S`` if its last sleep is ``MAX_GIL_HOLD_NS`` ago."""
+    """Returns a function that sleeps for ``GIL_RELEASE_S`` if ``MAX_GIL_HOLD_NS`` have passed since its last sleep."""
     since_ns = clock()
 
     def release() -> None:
@@ -197,7 +197,7 @@ class ExportLoop:
                 self.lock.release()
 
     def snapshot(self) -> Snapshot | None:
-        """Returns the metrics of the events read so far, for another thread; None after the end, or if the loop holds the lock."""
+        """Returns the metrics of the events read so far, for another thread; None after the end, or if the lock is not free in time."""
         if not self.lock.acquire(timeout=_SNAPSHOT_WAIT_S):
             return None
         try:
@@ -232,7 +232,7 @@ class ExportLoop:
                 if self._is_abandoned():
                     return
                 self._read(thread, min(SLICE_EDGES, pending - first))
-            if thread in ended:  # before a thread is read that continues its run
+            if thread in ended:  # before the ring of a thread that continues its run is read
                 self._run.end_thread(id(thread))
         for thread in ended:
             self._rings.release(thread)
@@ -267,7 +267,7 @@ class ExportLoop:
 
     def _read(self, thread: SharedThread, most: int) -> None:
         piece = self._piece(thread, most)
-        # A source is registered before its first edge, so its name is known by now.
+        # A source is registered before its first event, so its name is known by now.
         self._run.learn(self._rings.sources)
         main = thread is self._rings.main
         times, codes = self._with_engine(piece.times, piece.codes) if main else (piece.times, piece.codes)

@@ -64,7 +64,7 @@ class Ending(FastIntEnum):
 
     UNKNOWN = 0
     EPOCH_END = 1
-    """It had returned at least the number of batches that its ``len()`` announced."""
+    """It had returned at least as many batches as it had announced."""
     SHORT = 2
     """It had returned fewer batches than announced."""
     STREAMING_END = 3

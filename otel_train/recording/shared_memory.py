@@ -163,7 +163,7 @@ class RankMemory:
         ]
 
     def entries(self) -> Iterator[tuple[int, int, int, str, bool]]:
-        """Yields of every ring in use: its number, ``used``, and identity, name and ``engine`` of its thread; see ``RingEntry``."""
+        """Yields, for every ring in use, its number, ``used``, and identity, name and ``engine`` of its thread; see ``RingEntry``."""
         slots = [slot for slot, used in enumerate(self._lowest_bytes()) if used]  # mostly 1 or 2 of 16
         for slot, (used, ident, _, _, _, name, engine) in self._entries(slots):
             yield slot, used, ident, name.rstrip(b"\0").decode(errors="replace"), bool(engine)
