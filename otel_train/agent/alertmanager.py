@@ -161,9 +161,9 @@ class AlertPoller:
         alert = mapping(alert)
         labels, status = mapping(alert.get("labels")), mapping(alert.get("status"))
         rank = labels.get(PEER_RANK) or labels.get(RANK) or "0"
-        ours = (labels.get(RUN), rank, labels.get(CAPTURE)) == (self._run_id, self._rank, "true")
+        matches = (labels.get(RUN), rank, labels.get(CAPTURE)) == (self._run_id, self._rank, "true")
         name = labels.get("alertname")
-        if not ours or status.get("state") != "active" or not name:
+        if not matches or status.get("state") != "active" or not name:
             return None
         texts = (printable(alert.get(key, ""), most=MOST_NAME) for key in ("fingerprint", "startsAt"))
         return FiringAlert(printable(name, most=MOST_NAME), *texts)

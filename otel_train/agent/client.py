@@ -184,8 +184,8 @@ class AgentClient:
     def _check_settings(self) -> None:
         """Rejects settings that the agent could only reject later."""
         config = self._config
-        asked = self._origins.get("exporters", CODE) == CODE
-        if asked and config.exporters.strip() not in ("auto", "off"):
+        in_code = self._origins.get("exporters", CODE) == CODE
+        if in_code and config.exporters.strip() not in ("auto", "off"):
             from otel_train.exporters.plugins import check_known
 
             check_known(config.exporters)

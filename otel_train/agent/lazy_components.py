@@ -142,18 +142,18 @@ class LazyComponents:
         if self._config.profiler == "off":
             return False
         captures = self.made_captures
-        asked = self.signal.received or (captures is not None and captures.account.request is not None)
+        requested = self.signal.received or (captures is not None and captures.account.request is not None)
         none_yet = captures is None or captures.capturing is None
-        return bool(asked or (none_yet and self._client.recording.devices.ooms()))
+        return bool(requested or (none_yet and self._client.recording.devices.ooms()))
 
     def poll(self) -> None:
         """Runs one iteration: makes trackers if a tracker package was imported meanwhile, and runs captures."""
         if self.trackers is None and uses_trackers(self._config):
             with Guard("trackers"):
                 self.make_trackers()
-        asked = self.capture_is_requested
-        if asked or self.made_captures is not None:
-            self.captures.poll(asked=asked)
+        requested = self.capture_is_requested
+        if requested or self.made_captures is not None:
+            self.captures.poll(asked=requested)
 
     # -- the end -----------------------------------------------------------------------------------
 

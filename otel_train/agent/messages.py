@@ -80,13 +80,13 @@ def _counters(pid: int, groups: Path) -> list[Path]:
         return []
     found = []
     for row in rows:
-        _, kinds, path = row.split(":", 2)
-        inside = path.lstrip("/")
-        if not kinds:
-            found += [place / inside / "memory.events" for place in (groups, groups / "unified")]
-        elif "memory" in kinds.split(","):
+        _, controllers, path = row.split(":", 2)
+        group = path.lstrip("/")
+        if not controllers:
+            found += [root / group / "memory.events" for root in (groups, groups / "unified")]
+        elif "memory" in controllers.split(","):
             # In a container without a cgroup namespace the path is that of the host, but the group is mounted as the root.
-            found += [groups / "memory" / there / "memory.oom_control" for there in {inside, ""}]
+            found += [groups / "memory" / each / "memory.oom_control" for each in {group, ""}]
     return found
 
 
@@ -263,9 +263,9 @@ class _Pickler(pickle.Pickler):
 
 
 def _pickled(message: object) -> bytes:
-    text = io.BytesIO()
-    _Pickler(text, protocol=5).dump(message)
-    return text.getvalue()
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(message)
+    return buffer.getvalue()
 
 
 class MessageChannel:
@@ -325,16 +325,16 @@ class MessageChannel:
             OSError: the other end has closed the connection or takes no bytes; or a signal handler calls this in a thread that
                 is sending already.
         """
-        text = _pickled(message)
-        head = _LENGTH.pack(len(text))
+        body = _pickled(message)
+        head = _LENGTH.pack(len(body))
         with self._exclusive_send():
             self._write(self._unsent_bytes)
             if descriptors:
                 socket.send_fds(self._socket, [head], list(descriptors))
-                self._write(memoryview(text))
+                self._write(memoryview(body))
                 return
-            # Head and text in one call, because each call releases the GIL and waits for it again.
-            whole = memoryview(head + text)
+            # Head and body in one call, because each call releases the GIL and waits for it again.
+            whole = memoryview(head + body)
             try:
                 self._write(whole)
             except BlockingIOError:
@@ -483,6 +483,6 @@ def user_of(connection: socket.socket) -> int:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    text = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(text)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(credentials)
     return pid, user

@@ -193,9 +193,9 @@ class RemoteTrackers:
 
     def put(self, rows: Iterable[FlatRow]) -> None:
         """See ``Trackers``."""
-        waiting = list(rows)
-        if waiting:
-            self._remote.send("rows", waiting)
+        new_rows = list(rows)
+        if new_rows:
+            self._remote.send("rows", new_rows)
 
 
 class RemoteExchange:
@@ -301,12 +301,12 @@ class RemoteCaptures:
         if (now_s := time.monotonic()) - self._looked_s >= _LOOK_EVERY_S:
             self._looked_s = now_s
             self._disk.refresh(self._guard, self._look_for_request)
-        asked = self._request
-        if asked != self._asked:
-            self._asked = asked
-            if asked is not None:
-                self._remote.send("request", asked)
-        if not self._remote.state.follows and asked is None:
+        request = self._request
+        if request != self._asked:
+            self._asked = request
+            if request is not None:
+                self._remote.send("request", request)
+        if not self._remote.state.follows and request is None:
             return
         loop = loop_of(run, self._remote.rings)
         if loop != self._sent_loop:

@@ -122,9 +122,9 @@ class ReportBuilder:
         self._changes = changes = recording.recorder.changes
         positions = recording.recorder.positions()
         captures = self._components.made_captures
-        hurry = captures is not None and captures.needs_step_numbers
+        needs_numbers = captures is not None and captures.needs_step_numbers
         job = self._do("ranks", find_job, None)
-        seen = len(recording.probes.loaders), len(recording.probes.models), hurry, self.follows, job
+        seen = len(recording.probes.loaders), len(recording.probes.models), needs_numbers, self.follows, job
         fresh = fresh or seen != self._seen
         self._seen = seen
         exits: list[tuple[str, WorkerExit]] = []

@@ -186,14 +186,14 @@ class SharedRings:
 
         ``positions``: see ``Recorder.positions``. ``changes``: ``RankMemory.changes_word`` before the report.
         """
-        upto = None if positions is None else dict(positions)
+        by_slot = None if positions is None else dict(positions)
         with self._limiting:
-            self._limited = upto is not None
+            self._limited = by_slot is not None
             self._reported_changes = changes
             for slot, thread in self._find().items():
                 ring = thread.ring
                 before = 0 if ring.limit == _UNLIMITED else ring.limit
-                ring.limit = _UNLIMITED if upto is None else max(before, upto.get(slot, 0))
+                ring.limit = _UNLIMITED if by_slot is None else max(before, by_slot.get(slot, 0))
 
     @property
     def covered(self) -> bool:

@@ -351,6 +351,7 @@ class ExportLoop:
 
 
 _LOOK_EVERY_S = 2.0
+"""Interval at which exits of DataLoader workers are counted."""
 
 _log = logging.getLogger("otel_train")
 
@@ -584,26 +585,26 @@ class AgentService:
         return faults
 
     def _log_progress(self) -> None:
-        asked = self._recording.reports
-        if asked > self._printed_reports:
+        reports = self._recording.reports
+        if reports > self._printed_reports:
             self.loop.read_rings()
-        self.tracking.report(asked)
+        self.tracking.report(reports)
         if windows := self.tracking.take_windows():
             self.exporters.print_progress(self.document("running"), windows)
-        if self._config.console and asked > self._printed_reports:
+        if self._config.console and reports > self._printed_reports:
             self.exporters.print_summary(self.document("running"))
-        self._printed_reports = asked
+        self._printed_reports = reports
 
     def _report_stall(self) -> None:
         """Writes the summary as soon as a stall starts and ends; rank 0 also logs the start, for all ranks."""
-        stall, known = self.run.stall(system_clock()), self._is_stalled
+        stall, was_stalled = self.run.stall(system_clock()), self._is_stalled
         self._is_stalled = stall is not None
-        if self._is_stalled == known:
+        if self._is_stalled == was_stalled:
             return
         if stall is not None and self.info.rank == 0:
             run = self.exporters.run_directory
-            look = f". otel-train postmortem {run} has the last steps of all ranks" if run else ""
-            _log.warning("No progress for %s, %s%s", duration(stall["seconds"]), stalled_at(stall), look)
+            hint = f". otel-train postmortem {run} has the last steps of all ranks" if run else ""
+            _log.warning("No progress for %s, %s%s", duration(stall["seconds"]), stalled_at(stall), hint)
         self._write_summary()
 
     def _write_summary_if_due(self) -> None:
