@@ -1,4 +1,4 @@
-"""The end of the training process: how the program ended, what is done before, and SIGTERM."""
+"""The end of the training process: detects how the program ended, closes the session, and handles SIGTERM."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from typing import Any, NoReturn
 from otel_train.safety import frames, free_in_forks, on_main_thread
 
 SIGTERM_WAIT_NS = 1_000_000_000
-"""Where SIGTERM closes the session, the main thread must run Python again within this time. Batch systems give ten seconds or
-more."""
+"""Time for the main thread to return from C to Python where SIGTERM closes the session; then a second SIGTERM ends the process.
+Batch systems send SIGKILL after ten seconds or more."""
 
-_CAUSE_LENGTH = 200
+_CAUSE_LENGTH = 200  # characters
 _TRACEBACK = r"(?m)^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)*"
-"""In the message of an exception that another process raised, as a worker of a loader: what it says comes behind."""
+"""The traceback in the message of an exception from another process, such as a DataLoader worker; its cause comes after it."""
 
 ENDS = ("finished", "failed", "interrupted", "terminated")
-"""How a run may end that can still say so."""
+"""End states of a run whose process could record one."""
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived during ``instrument()``, which undoes what it has started. The program never sees it."""
+    """SIGTERM arrived during ``instrument()``, which undoes what it has started. This exception never reaches the program."""
 
 
 class ExitHook:
     """Closes the session when the program ends, without changing how it ends.
 
-    SIGTERM ends a program that has no handler of it at once: the agent delivers what is left. ``close_first`` is for what only
-    this process can finish.
+    SIGTERM ends a program without a handler of its own at once: the agent exports the remaining data. ``close_first`` changes
+    that while something, such as a tracker, can be finished only by this process.
 
     Args:
-        close: closes the session; takes the state.
-        ring: gives the events of the main thread: ``written``, and ``begun_since(written)``; None for none.
-        signal_word: memory for the number of a signal that came to end the program; None for none.
-        extension: ``_edges.c``, which writes that number, and ends the program where the main thread never runs Python again.
-            Without it the agent reads the end of the process from the kernel.
+        close: closes the session; takes the end state.
+        ring: returns the ring of the main thread, with ``written`` and ``begun_since(written)``.
+        signal_word: shared memory for the number of a SIGTERM that arrived; None for none.
+        extension: ``_edges.c``, which writes that number, and ends the process if the main thread does not return to Python.
+            Without it the agent reads the exit status from the kernel.
 
     Attributes:
-        assumed: the state is ``finished`` because nothing else was seen. ``raise SystemExit(3)`` is not.
-        cause: what the run failed by, see ``cause_of``; "" where it did not.
+        assumed: the state is ``finished`` because no exception and no exit code was seen. ``raise SystemExit(3)`` leaves none.
+        cause: why the run failed, see ``cause_of``; "" if it did not.
     """
 
     def __init__(
@@ -75,18 +75,18 @@ class ExitHook:
 
     @property
     def state(self) -> str:
-        """How the run has ended; ``running`` until then."""
-        came = self._state == "running" and self._signal_word is not None and self._signal_word[0]
-        return "terminated" if came else self._state
+        """End state of the run; ``running`` until it ends."""
+        signalled = self._state == "running" and self._signal_word is not None and self._signal_word[0]
+        return "terminated" if signalled else self._state
 
     def install(self) -> None:
-        """Registers with ``atexit`` and ``multiprocessing``, in place of ``sys.exit``, and for SIGTERM."""
+        """Registers with ``atexit`` and ``multiprocessing``, wraps ``sys.exit``, and handles SIGTERM."""
         atexit.register(self._at_exit)
         util: Any = sys.modules.get("multiprocessing.util")
         if util is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
             self._child = util.Finalize(None, self._child_ends, exitpriority=-100)
         if callable(sys_exit := getattr(sys, "exit", None)):
-            self._sys_exit = sys_exit, self._noting(sys_exit)
+            self._sys_exit = sys_exit, self._exit_wrapper(sys_exit)
             vars(sys)["exit"] = self._sys_exit[1]
         _hooks.add(self)
         if self._extension is not None:
@@ -96,7 +96,7 @@ class ExitHook:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Lets SIGTERM raise ``Terminated`` inside the block where it would close the session."""
+        """Makes SIGTERM raise ``Terminated`` inside the block, where a Python handler would close the session."""
         self._starting = True
         try:
             yield
@@ -104,36 +104,36 @@ class ExitHook:
             self._starting = False
 
     def close_first(self, wanted: bool) -> None:  # noqa: FBT001 - a state
-        """Returns whether SIGTERM has to close the session before it ends the program. From any thread, and from time to time.
+        """Sets whether SIGTERM closes the session before it ends the program. Called repeatedly, from any thread.
 
-        The program may have set a handler of its own meanwhile, and then the default action again. Only the main thread may set a
-        handler of Python, so another one has it do that between two of its bytecodes.
+        Repeatedly, because the program may meanwhile have set a handler, and then the default action again. Only the main thread
+        may set a Python handler; for another thread it does so through ``Py_AddPendingCall``.
         """
         with self._changing:
             if self._removed or os.getpid() != self._pid:
                 return
             changed, self._closes_first = wanted != self._closes_first, wanted
-            mine = True
+            is_on_top = True
             if self._extension is not None and (wanted or not changed):
-                mine = self._extension.watch_term(self._signal_word, SIGTERM_WAIT_NS if wanted else 0)
-            if changed or (wanted and mine and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL):
+                is_on_top = self._extension.watch_term(self._signal_word, SIGTERM_WAIT_NS if wanted else 0)
+            if changed or (wanted and is_on_top and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL):
                 _adapt_on_main_thread()
 
     def adapt(self) -> None:
-        """Sets the handler of SIGTERM that is wanted now, unless there is one of the program's. On the main thread."""
+        """Sets or removes the Python handler of SIGTERM, unless the program has set one. On the main thread."""
         now = signal.getsignal(signal.SIGTERM)
         if self._removed or os.getpid() != self._pid:
             return
         if self._closes_first and now is signal.SIG_DFL:
             extension = self._extension
             if extension is not None and not extension.watch_term(self._signal_word, SIGTERM_WAIT_NS):
-                return  # a library has set its own, in C
+                return  # a C library has set its own handler
             self._set_handler(signal.SIG_DFL)
             if extension is not None:
-                came = extension.term_begun()
+                signalled = extension.term_begun()
                 extension.unwatch_term()
                 extension.watch_term(self._signal_word, SIGTERM_WAIT_NS)
-                if came:
+                if signalled:
                     self._terminated(signal.SIGTERM, None)
         elif not self._closes_first and self._handler is not None and now == self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -143,7 +143,7 @@ class ExitHook:
                 self._extension.watch_term(self._signal_word, 0)
 
     def hold(self) -> None:
-        """Lets SIGTERM wait until ``remove``, where it closes the session."""
+        """Defers a SIGTERM that would close the session until ``remove``."""
         self._closing = True
 
     def remove(self) -> None:
@@ -156,7 +156,7 @@ class ExitHook:
             vars(sys)["exit"] = original
         with self._changing:
             self._removed = True
-            self._put_back()
+            self._restore_handler()
             self._signal_word = self._extension = None
         self._closing = False
         if self._held:
@@ -164,20 +164,20 @@ class ExitHook:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def let_go_in_fork(self) -> None:
-        """Restores in a forked child what SIGTERM does without a session."""
+        """Restores the previous SIGTERM handler in a forked child, which has no session."""
         if not self._removed:
-            self._put_back()
+            self._restore_handler()
 
     def set_state(self, state: str) -> None:
-        """Sets how the run ended; derived from the current exception if empty. ``terminated`` stays."""
-        ended, error = self.state == "terminated", sys.exc_info()[1]
-        self._state = "terminated" if ended else state or self.of(error)
+        """Sets the end state; derived from the exception that is being handled if empty. ``terminated`` stays."""
+        signalled, error = self.state == "terminated", sys.exc_info()[1]
+        self._state = "terminated" if signalled else state or self.of(error)
         self.cause = self.cause or cause_of(error) if self._state == "failed" else ""
-        self.assumed = self.assumed and not ended  # SIGTERM was seen
+        self.assumed = self.assumed and not signalled
 
     @staticmethod
     def of(error: BaseException | None) -> str:
-        """Returns the state that an exception leaves a run in."""
+        """Returns the end state of a run that ended with this exception, or with none."""
         if error is None or (isinstance(error, SystemExit) and not error.code):
             return "finished"
         if isinstance(error, Terminated):
@@ -188,17 +188,19 @@ class ExitHook:
         self._before, self._handler = before, self._terminated
         signal.signal(signal.SIGTERM, self._handler)
 
-    def _put_back(self) -> None:
+    def _restore_handler(self) -> None:
         if self._extension is not None:
             self._extension.unwatch_term()
-        ours = self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
-        if ours and on_main_thread():
+        is_set = self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
+        if is_set and on_main_thread():
             signal.signal(signal.SIGTERM, self._before)
 
-    def _noting(self, original: Callable[[Any], NoReturn]) -> Callable[[object], NoReturn]:
+    def _exit_wrapper(self, original: Callable[[Any], NoReturn]) -> Callable[[object], NoReturn]:
+        """Returns a ``sys.exit`` that records the status, and how many events the main thread had written by then."""
+
         @functools.wraps(original)
         def exit(status: object = None, /) -> NoReturn:  # noqa: A001 - in its place
-            if on_main_thread():  # else it ends its thread alone
+            if on_main_thread():  # in another thread SystemExit ends only that thread
                 self._exit = status, self._ring().written
             original(status)
 
@@ -207,12 +209,12 @@ class ExitHook:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        # The interpreter leaves the exception that ended the program here before it calls us, but for SystemExit.
+        # Before it runs atexit, the interpreter stores the exception that ended the program here, except SystemExit.
         error = getattr(sys, "last_value", None)
         if error is not None and _is_caught(error):
             error = None
         if error is None and self._exit is not None and not self._ring().begun_since(self._exit[1]):
-            error = SystemExit(self._exit[0])  # else the program has caught it, and went on
+            error = SystemExit(self._exit[0])  # if a stage began after it, the program had caught SystemExit
         elif error is None and (code := _code_of_forked_child()):
             error = SystemExit(code)
         self.assumed, self.cause = error is None, cause_of(error)
@@ -220,26 +222,26 @@ class ExitHook:
             self._close(self.of(error))
 
     def _child_ends(self) -> None:
-        """Closes when a child of ``multiprocessing`` ends, which it does without ``atexit``."""
-        if self._closes_first:  # else the agent sees the end, and delivers what is left
+        """Closes the session at the end of a child of ``multiprocessing``, which does not run ``atexit``."""
+        if self._closes_first:  # else the agent sees the end of the process, and exports the remaining data
             self._close("")
 
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
-        """Handles SIGTERM: delivers the data, then does what would have been done without otel_train."""
-        mine = os.getpid() == self._pid
+        """Handles SIGTERM: calls the program's handler; without one, closes the session and ends the process."""
+        is_owner = os.getpid() == self._pid
         if self._extension is not None:
             self._extension.term_begun()
-        if self._starting and mine:
+        if self._starting and is_owner:
             raise Terminated
-        if self._closing and mine:  # takes a bounded time, and loses nothing
+        if self._closing and is_owner:  # closing takes a bounded time; then ``remove`` sends SIGTERM
             self._held = True
             return
         if callable(self._before):
-            if mine:
+            if is_owner:
                 self._state = "terminated"
             self._before(number, frame)
             return
-        if mine:
+        if is_owner:
             self._close("terminated")
         end_by_sigterm()
 
@@ -248,12 +250,12 @@ _FORKS = ("multiprocessing.popen_fork", "multiprocessing.forkserver")
 
 
 def _code_of_forked_child() -> int:
-    """Returns the exit code of a child that ``multiprocessing`` has forked, if ``atexit`` runs there, as of Python 3.13; else 0.
+    """Returns the exit code of a child that ``multiprocessing`` forked, where it runs ``atexit`` (Python 3.13 and later); else 0.
 
-    The exception that ended it was caught by then; the function that runs ``atexit`` has the code.
+    ``multiprocessing`` has caught the exception by then; the frame that runs ``atexit`` has the code in a local variable.
     """
-    found = (frame for frame in frames() if frame.f_globals.get("__name__") in _FORKS)
-    return next((int(frame.f_locals.get("code") or 0) for frame in found), 0)
+    exit_frames = (frame for frame in frames() if frame.f_globals.get("__name__") in _FORKS)
+    return next((int(frame.f_locals.get("code") or 0) for frame in exit_frames), 0)
 
 
 def cause_of(error: BaseException | None) -> str:
@@ -271,23 +273,23 @@ def cause_of(error: BaseException | None) -> str:
 
 
 def end_by_sigterm() -> None:
-    """Ends this process as SIGTERM ends one without a handler."""
+    """Ends this process by SIGTERM with its default action."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 _hooks: weakref.WeakSet[ExitHook] = weakref.WeakSet()
-_pending: list[Any] = []  # Any: a function of ctypes, which lives as long as Python may call it
+_pending: list[Any] = []  # Any: the ctypes callback, kept alive while a pending call may use it
 
 
 def _is_caught(error: BaseException) -> bool:
-    """Returns whether the program went on after an exception: at a prompt, or in a test runner, which show it.
+    """Returns whether the program went on after ``sys.last_value``: prompts and test runners set it for exceptions that they show.
 
-    A notebook ends as its last cell: a program that runs one cell by cell stops at the first that fails.
+    In IPython the last cell decides: tools that run a notebook stop at the first cell that fails.
     """
     trace = error.__traceback__
     if not hasattr(sys, "ps1") and (trace is None or trace.tb_frame.f_back is None):
-        return False  # it has left the outermost frame
+        return False  # the exception has left the outermost frame
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return bool(getattr(shell, "last_execution_succeeded", True))
 
@@ -302,7 +304,7 @@ def _adapt_on_main_thread() -> None:
     if on_main_thread():
         _adapt_all()
         return
-    with suppress(ImportError, AttributeError):  # an interpreter without it
+    with suppress(ImportError, AttributeError):  # an interpreter without ``ctypes.pythonapi``
         import ctypes
 
         if not _pending:

@@ -67,9 +67,9 @@ _FIELD: Any = vars(dataclasses)["_FIELD"]
 
 
 def _fields_of(cls: Any) -> dict[str, Any]:
-    """Returns the fields of a class and its bases, as ``dataclasses.dataclass`` makes them, which also compiles a text.
+    """Returns the fields of a class and its bases, as ``dataclasses.dataclass`` makes them, but without ``exec``.
 
-    A text that is compiled and run at the exit makes Python forget that it ends by Ctrl-C: its exit code is 1 then.
+    If source text is compiled and run during the exit, Python forgets that Ctrl-C ended the program: its exit code becomes 1.
     """
     made: dict[str, Any] = {}
     for base in reversed(cls.__mro__[1:]):
@@ -87,7 +87,7 @@ def _fields_of(cls: Any) -> dict[str, Any]:
 
 
 class _Signature:
-    """The arguments of a class, for ``inspect`` and ``help``: made on demand."""
+    """Descriptor of ``__signature__``, for ``inspect`` and ``help``: builds the signature when it is read."""
 
     def __get__(self, instance: object, owner: Any) -> Signature:
         from inspect import Parameter, Signature
@@ -116,8 +116,8 @@ if not TYPE_CHECKING:
         ``dataclasses.fields``, ``replace`` and ``asdict`` work on it.
 
         Args:
-            frozen: has to be True.
-            kw_only: has to be True.
+            frozen: must be True.
+            kw_only: must be True.
         """
         if not (frozen and kw_only):
             raise TypeError("frozen=True and kw_only=True are all that there is")
@@ -140,14 +140,14 @@ if not TYPE_CHECKING:
 
 
 _FEW = 4
-"""Values of a class that are made without a constructor of its own, which takes 45 us to make."""
+"""Instances of a class that are made before it gets a compiled constructor: compiling takes 45 us."""
 
 _values: Counter[type] = Counter()
-"""Values made so, by class."""
+"""Instances made without a compiled constructor, by class."""
 
 
 def _new(cls: Any, /, *given: Any, **named: Any) -> Any:
-    """Makes the first values of a class, then the constructor that makes all others."""
+    """Constructs the first instances of a class; then compiles the ``__new__`` that constructs all others."""
     own = next(base for base in cls.__mro__ if "_fields" in base.__dict__)
     passed = dict(zip(own._fields, given, strict=False), **named)
     values = {**own._field_defaults, **passed}
@@ -158,7 +158,7 @@ def _new(cls: Any, /, *given: Any, **named: Any) -> Any:
     text = compile(
         f"lambda _cls, {names}: _tuple_new(_cls, ({names},))", f"namedtuple_{own.__name__}", "eval"
     )
-    # Not by ``eval``, which ``collections.namedtuple`` uses: see ``_fields_of``. A first value may be made at the exit.
+    # Not by ``eval``, which ``collections.namedtuple`` uses: this may run during the exit; see ``_fields_of``.
     code = next(each for each in text.co_consts if isinstance(each, CodeType))
     defaults = tuple(own._field_defaults[name] for name in own._fields if name in own._field_defaults)
     made = FunctionType(code, {"_tuple_new": tuple.__new__, "__builtins__": {}}, "__new__", defaults)
@@ -194,14 +194,14 @@ def _tuple_as_dict(self: Any) -> dict[str, Any]:
 
 
 _getter: Any = vars(collections)["_tuplegetter"]
-"""What ``collections.namedtuple`` makes fields of: read in 36 ns, a property in 47."""
+"""Field descriptor of ``collections.namedtuple``: a read takes 36 ns, that of a property 47 ns."""
 
 
 class _NamedTupleMeta(type):
     """Metaclass of ``FastNamedTuple``: makes a subclass of ``tuple``."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> Any:
-        """See the class."""
+        """Creates ``FastNamedTuple`` itself, or a tuple class with the annotated names as fields."""
         if not bases:
             return super().__new__(cls, name, bases, space)
         names = tuple(space.get("__annotations__", ()))
@@ -220,7 +220,7 @@ if not TYPE_CHECKING:
     class FastNamedTuple(metaclass=_NamedTupleMeta):
         """A ``typing.NamedTuple`` whose methods are functions that all such classes share.
 
-        Its constructor is made when a few values have been. Fields may not have leading underscores.
+        Its constructor is compiled after the first few instances. Field names have no leading underscore.
         """
 
 
@@ -230,7 +230,7 @@ class _IntEnumMeta(type):
     _by_value: dict[int, Any]
 
     def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> Any:
-        """See the class."""
+        """Creates the class, and a member for each integer in it."""
         made = super().__new__(cls, name, bases or (int,), space)
         made._by_value = {}
         new: Any = int.__new__

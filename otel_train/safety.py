@@ -23,15 +23,15 @@ log = logging.getLogger("otel_train")
 
 
 PRINT_S: Final = 0.5
-"""Longest that a stream may take nothing before a text is left out: the end of a program waits for it. A log record of the main
-thread does not wait."""
+"""Longest wait for a blocked stream before a text is dropped; the end of the program may wait that long. Log records of the main
+thread are dropped without a wait."""
 
 
 class _ContainedLogger(logging.Logger):
-    """Logger that drops exceptions of handlers. If standard error is closed, ``logging`` raises too.
+    """Logger that suppresses exceptions of handlers, which ``logging`` raises where standard error is closed.
 
-    It drops records for which a handler would wait: a pipe may be full, and its reader stopped. A handler that waits holds
-    its lock, and ``logging`` takes that lock at the end of the program.
+    It drops records for which a handler would block, as on a full pipe with a stopped reader: the blocked handler would hold
+    its lock, which ``logging`` acquires at the end of the program.
     """
 
     def handle(self, record: logging.LogRecord) -> None:
@@ -49,7 +49,7 @@ class _ContainedLogger(logging.Logger):
 
 
 def takes_text(stream: Any, wait_s: float) -> bool:  # Any: what prints, or None
-    """Returns whether a stream takes a part of a text within ``wait_s`` seconds. What has no descriptor always takes it."""
+    """Returns whether a stream is writable within ``wait_s`` seconds. A stream without a descriptor counts as writable."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
@@ -64,17 +64,17 @@ log.__class__ = type("Logger", (_ContainedLogger, log.__class__), {})
 class Guard:
     """Stops faults of one component of otel_train before they reach the training loop.
 
-    The first fault is logged, with its traceback unless the system refused something: a full disk is no error of the
-    code. Later ones are only counted. After ``limit`` faults the part is switched off for the rest of the run: ``closed``
-    is true, and whoever drives the part asks before driving. Faults of the user's loop are never put inside a guard, so
-    never hidden; what the user has us call may be.
+    The first fault is logged, with its traceback unless it is an OSError with an errno: a full disk is no error of the code.
+    Later ones are only counted. After ``limit`` faults the component is off for the rest of the run: ``closed`` is true, and
+    its caller checks that before each call. The program's loop never runs inside a guard, so its exceptions are never hidden;
+    those of its callbacks may be.
 
     One guard belongs to one thread; ``faults`` may be read from any.
 
     Args:
-        part: what is guarded, as it will read in the log: ``"prometheus export"``.
-        limit: faults to put up with before switching the part off.
-        consequence: of a fault, and its remedy, for the log.
+        part: name of the component in the log, such as ``"run directory"``.
+        limit: number of faults after which the component is switched off.
+        consequence: consequence of a fault and its remedy, for the log.
     """
 
     __slots__ = ("consequence", "faults", "limit", "part")
@@ -89,7 +89,7 @@ class Guard:
 
     @property
     def closed(self) -> bool:
-        """Whether the part has been switched off."""
+        """Whether the component has been switched off."""
         return self.faults >= self.limit
 
     def __enter__(self) -> None:
@@ -98,11 +98,11 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        # Ctrl-C and SystemExit are not faults; they belong to the user.
+        # Ctrl-C and SystemExit are not faults: they pass through to the program.
         if not isinstance(fault, Exception):
             return False
         self.faults += 1
-        if self.faults == 1 and isinstance(fault, OSError) and fault.errno:  # its text says everything
+        if self.faults == 1 and isinstance(fault, OSError) and fault.errno:  # no traceback, see above
             log.warning("%s failed: %s; %s", self.part, fault, self.consequence)
         elif self.faults == 1:
             log.warning("%s failed; %s", self.part, self.consequence, exc_info=fault)
@@ -120,7 +120,7 @@ class Handle:
         self._undo = undo
 
     def remove(self) -> None:
-        """Takes it back. A second call does nothing."""
+        """Undoes the registration. A second call does nothing."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
@@ -141,15 +141,15 @@ def frames() -> Iterator[FrameType]:
 
 
 def interpreter() -> str:
-    """Returns the program to run Python with; "" where that is not known.
+    """Returns the path of the Python interpreter; "" where that is not known.
 
-    A frozen program (PyInstaller, cx_Freeze) names itself, and runs nothing but itself: it would train a second time.
+    In a frozen program (PyInstaller, cx_Freeze) ``sys.executable`` is the program itself: to start it would train a second time.
     """
     return "" if getattr(sys, "frozen", False) else sys.executable or ""
 
 
 def signal_name(number: int) -> str:
-    """Returns the name of a signal; ``signal <n>`` for a real-time one, which has none."""
+    """Returns the name of a signal; ``signal <n>`` for a real-time signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -157,7 +157,7 @@ def signal_name(number: int) -> str:
 
 
 def on_main_thread() -> bool:
-    """Returns whether this is the main thread, which alone may set handlers of signals."""
+    """Returns whether this is the main thread, the only one that may set Python signal handlers."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -166,14 +166,14 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def free_in_forks(lock: _Lock) -> _Lock:
-    """Returns ``lock``, which a forked child finds free: the thread that held it meanwhile is not there to release it."""
+    """Returns ``lock``; reinitializes it in every forked child, where the thread that holds it does not exist."""
     _locks.add(lock)
     return lock
 
 
 def _in_fork() -> None:
     for lock in list(_locks):
-        lock._at_fork_reinit()  # noqa: SLF001 - what threading and logging call for theirs
+        lock._at_fork_reinit()  # noqa: SLF001 - threading and logging call it for their own locks
 
 
 if hasattr(os, "register_at_fork"):
@@ -181,16 +181,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_importing_main() -> bool:
-    """Returns whether ``multiprocessing`` is making this process ready, which imports the main module of its parent.
+    """Returns whether ``multiprocessing`` is preparing this child process, which imports the main module of its parent.
 
-    Whatever the module does at its top level is done again here, in every child: it is no training.
+    Top-level code of that module runs again in every child then: an ``instrument()`` there starts no training.
     """
     process: Any = sys.modules.get("multiprocessing.process")
     return process is not None and bool(getattr(process.current_process(), "_inheriting", False))
 
 
 def is_of_signal_handler(error: BaseException) -> bool:
-    """Returns whether a handler of a signal has raised it: the program's watchdog, wherever the main thread happened to be."""
+    """Returns whether a signal handler, such as a watchdog of the program, raised it in the main thread."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {id(code) for handler in handlers if (code := getattr(handler, "__code__", None)) is not None}
     trace = error.__traceback__
@@ -205,8 +205,8 @@ def is_of_signal_handler(error: BaseException) -> bool:
 def sigchld_deferred() -> Iterator[None]:
     """Defers SIGCHLD handlers within the block; they are called afterwards if a signal arrived.
 
-    Torch raises from that handler when a DataLoader's worker has died: wherever the main thread happens to be.
-    What it raises then leaves this block at its end, as it would have left the line that it interrupted.
+    When a DataLoader worker has died, torch raises from that handler, at whatever line the main thread executes. Deferred,
+    the exception leaves this block at its end.
     """
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     if not callable(before) or not on_main_thread():
@@ -229,11 +229,11 @@ def sigchld_deferred() -> Iterator[None]:
 
 @contextmanager
 def collection_deferred() -> Iterator[None]:
-    """Keeps the garbage collector from starting by itself inside the block.
+    """Prevents automatic garbage collection inside the block; afterwards it is enabled or disabled as before.
 
-    For imports: what they make stays, so a collection frees none of it, and the ten that would run cost 4 ms. The program
-    finds the collector on afterwards, or off, as it was. The next collection of young objects does not go through what was
-    made here, which would cost 0.6 ms: unfrozen objects are of the oldest generation.
+    For imports: their objects stay alive, so the ten collections that would run cost 4 ms and free nothing. ``gc.freeze`` and
+    ``gc.unfreeze`` move the new objects to the oldest generation: the next collection of the young one would traverse them
+    for 0.6 ms.
     """
     if not gc.isenabled():
         yield
@@ -242,7 +242,7 @@ def collection_deferred() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # else the program has frozen objects, which stay so
+        if not gc.get_freeze_count():  # else objects that the program has frozen would be unfrozen
             gc.freeze()
             gc.unfreeze()
         gc.enable()
@@ -250,7 +250,7 @@ def collection_deferred() -> Iterator[None]:
 
 @contextmanager
 def _signals_blocked(numbers: Iterable[int]) -> Iterator[None]:
-    """Blocks these signals, and no others, in this thread and those that it starts."""
+    """Blocks exactly these signals inside the block, in this thread and in threads and processes that it starts."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -262,39 +262,39 @@ def _signals_blocked(numbers: Iterable[int]) -> Iterator[None]:
 
 
 def signals_unblocked() -> AbstractContextManager[None]:
-    """Blocks no signal inside the block: for processes that are started, which inherit what their thread blocks."""
+    """Blocks no signal inside the block, for starting processes: a child inherits the signal mask of the thread."""
     return _signals_blocked(())
 
 
-class _Began(threading.Event):
-    """Ends the wait of ``Thread.start``, which has no end where a thread dies before it has begun, without memory."""
+class _StartedEvent(threading.Event):
+    """Bounds the wait of ``Thread.start``, which never returns if the thread dies for lack of memory before it sets this event."""
 
     LONGEST_S = 10.0
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is set, for ``LONGEST_S`` at most."""
+        """Waits until the event is set, at most ``LONGEST_S`` seconds by default."""
         return super().wait(self.LONGEST_S if timeout is None else timeout)
 
 
 FAULT_SIGNALS: Final = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
-"""Signals that a thread causes itself."""
+"""Signals that the faulting thread itself receives."""
 
 
 class DaemonThread(threading.Thread):
-    """A thread that does not keep the interpreter, and to which no signal is delivered.
+    """A thread that blocks all signals except those of its own faults.
 
-    A program that blocks a signal, to wait for it later, has it wait: a thread that does not block it would take it.
+    A program may block a signal and wait for it with ``sigwait``; a thread that does not block that signal would receive it.
     """
 
     def __init__(self, *args: Any, **how: Any) -> None:  # Any: of the base class
         super().__init__(*args, **how)
-        self._started = _Began()
+        self._started = _StartedEvent()
 
     def start(self) -> None:
-        """Starts it.
+        """Starts the thread.
 
         Raises:
-            RuntimeError: no thread can be started, or it found no memory to begin with.
+            RuntimeError: the system refuses a thread, or the new thread had no memory to begin.
         """
         faults = {getattr(signal, name, None) for name in FAULT_SIGNALS}
         with _signals_blocked(signal.valid_signals() - faults):
@@ -304,28 +304,27 @@ class DaemonThread(threading.Thread):
 
 
 def daemon_thread(target: Callable[[], object], name: str) -> threading.Thread:
-    """Returns a ``DaemonThread``, not started yet.
+    """Returns a ``DaemonThread``, not started yet, with the context variables of the calling thread.
 
-    It sees the context variables of the thread that makes it: an agent serves many ranks, and logs to the one that a
-    thread works for.
+    An agent serves many ranks: a context variable says which rank a thread works for, and receives its log records.
     """
     return DaemonThread(target=copy_context().run, args=(target,), name=name, daemon=True)
 
 
 MOST_CHARACTERS: Final = 4000
-"""Of one text: a file may hold megabytes of name."""
+"""Characters of one text that ``printable`` keeps: a name in a file may have megabytes."""
 
 _UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of what moves the cursor, changes the direction of text, or cannot be encoded."""
+"""Unicode categories of characters that move the cursor, change the direction of text, or cannot be encoded."""
 
 
 def printable(value: object, *, most: int = MOST_CHARACTERS, lines: bool = False) -> str:
-    """Returns a text in which nothing moves the cursor, colours, hides or reorders: such characters read as their escapes.
+    """Returns ``str(value)`` with characters that could move the cursor, colour, hide or reorder text replaced by escapes.
 
     Args:
-        value: anything with a text, such as the name of a folder or what a server answered.
-        most: characters that are kept.
-        lines: keep ends of lines.
+        value: any object, such as the name of a folder or the answer of a server.
+        most: number of characters that are kept.
+        lines: keep newlines.
     """
     text = str(value)[:most]
     if text.isascii() and text.isprintable():
@@ -339,24 +338,24 @@ def printable(value: object, *, most: int = MOST_CHARACTERS, lines: bool = False
 
 
 def escaped(letter: str) -> str:
-    """Returns how a character reads that may not be shown."""
+    """Returns the Python escape sequence of a character."""
     return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 class PrintableRecords(logging.Filter):
-    """Makes every record of a logger printable: reasons of servers, paths and exceptions are foreign text."""
+    """Applies ``printable`` to all records of a logger: answers of servers, paths and exceptions are untrusted text."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Changes the record; keeps it."""
+        """Changes the record in place; never drops it."""
         try:
-            said = record.getMessage()
+            message = record.getMessage()
         except (TypeError, ValueError):  # its arguments do not fit; the handler that formats it reports that
             return True
-        shown = printable(said, lines=True)
-        if shown != said:
+        shown = printable(message, lines=True)
+        if shown != message:
             record.msg, record.args = shown, None
         if record.exc_info and not record.exc_text:
-            # Formatters take the text that is there.
+            # Formatters use ``exc_text`` if it is set.
             trace = logging.Formatter().formatException(record.exc_info)
             record.exc_text = printable(trace, most=len(trace), lines=True)
         return True
@@ -375,23 +374,23 @@ def replace(
 ) -> Callable[[], None]:
     """Replaces a function of ``owner`` by ``make(original)``.
 
-    A detector that waits for training is replaced by the instrumentation in one assignment, so that another thread calls
-    either of them.
+    Where a wrapper of ``autoinstrument`` waits for training, the instrumentation takes its place in one assignment: other
+    threads always find one of the two.
 
     Args:
         owner: class or module that has the function.
         name: name of the function.
         make: returns the replacement.
-        waits: the replacement is such a detector.
+        waits: the replacement is such a waiting wrapper.
 
     Returns:
-        A function that restores the original, unless the replacement has been wrapped.
+        A function that restores the original, unless the replacement has been replaced.
     """
-    there = getattr(owner, name)
-    original = waited_before(there)
+    present = getattr(owner, name)
+    original = waited_before(present)
     inherited = name not in vars(owner)
     made = make(original)
-    made.__dict__[_INSTEAD_OF] = there
+    made.__dict__[_INSTEAD_OF] = present
     if waits:
         made.__dict__[_WAITS_BEFORE] = original
     setattr(owner, name, made)
@@ -408,13 +407,13 @@ def replace(
 
 
 def waited_before(function: Any) -> Any:  # Any: as above
-    """Returns the original of a function that a waiting detector has replaced, else the function."""
+    """Returns the original function below a waiting wrapper; any other function itself."""
     return getattr(function, _WAITS_BEFORE, function)
 
 
 def successor(owner: Any, name: str, waited: Callable[..., Any]) -> Callable[..., Any]:  # Any: as above
-    """Returns what has replaced a waiting detector, else the original function."""
+    """Returns the function that replaced the waiting wrapper ``waited``, else the original function."""
     now = getattr(owner, name)
-    taken = getattr(now, _INSTEAD_OF, None) is waited
-    found: Callable[..., Any] = now if taken else getattr(waited, _WAITS_BEFORE)
+    is_replaced = getattr(now, _INSTEAD_OF, None) is waited
+    found: Callable[..., Any] = now if is_replaced else getattr(waited, _WAITS_BEFORE)
     return found
