@@ -1,9 +1,8 @@
 """Data that moves from the recorder to the exporters, and the anchor between monotonic and Unix time.
 
-Facts are frozen and carry no behaviour. Durations are differences of a monotonic clock, in integer nanoseconds. Unix time is derived
-from it through one ``Anchor`` alone, so that a stepped system clock cannot bend a duration. ``*_unix_ns`` counts from the Unix
-epoch, every other ``*_ns`` is a duration or an instant of the monotonic clock. What leaves the process is in base units: seconds,
-bytes, ratios.
+The classes are immutable. Durations are differences of a monotonic clock, in integer nanoseconds. Unix time is derived from that
+clock through one ``Anchor``, so that setting the system clock changes no duration. ``*_unix_ns`` counts from the Unix epoch,
+every other ``*_ns`` is a duration or an instant of the monotonic clock. Exported values are in base units: seconds, bytes, ratios.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 NS_PER_S = 10**9
 
 SUMMARY_SCHEMA = "otel_train.summary/2"
-"""Of ``summary.json``."""
+"""Schema id of ``summary.json``."""
 
 Clock = Callable[[], int]
 """Monotonic nanoseconds. Tests pass a ``FakeClock``."""
@@ -53,7 +52,7 @@ class Anchor(FastNamedTuple):
         return self.unix_ns + clock_ns - self.clock_ns
 
     def renewed(self, clock_ns: int) -> Anchor:
-        """Returns this anchor; one of now, ``clock_ns``, where it is off by a second: the system clock was set, or the machine slept."""
+        """Returns this anchor, or a new one at ``clock_ns``, which is now, if the clocks differ by over 1 s: clock set, or suspended."""
         now = Anchor(time.time_ns(), clock_ns)
         return now if abs(now.unix_ns - self.unix(clock_ns)) > NS_PER_S else self
 
@@ -62,7 +61,7 @@ Attributes = tuple[tuple[str, str], ...]
 """Metric attributes: (OpenTelemetry name, value) pairs in the order the catalogue lists them."""
 
 AttributeValue = str | int | float | bool | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
-"""What a span or event attribute may hold."""
+"""Type of the value of a span or event attribute."""
 
 
 class Exemplar(FastNamedTuple):
@@ -106,7 +105,7 @@ class HistogramPoint(FastNamedTuple):
         exponential_counts: observations per exponential bucket, without gaps; empty if none.
         explicit_counts: observations per explicit bucket, not cumulative; one more than the bounds of
             the metric, the last being the overflow.
-        exemplars: at most a few; each points to a kept step.
+        exemplars: at most a few; each points to a sampled step.
     """
 
     attributes: Attributes
@@ -152,7 +151,7 @@ class SpanLink(FastNamedTuple):
 
 @fast_dataclass(frozen=True, kw_only=True)
 class Span:
-    """One finished span, made after the fact.
+    """One finished span, built from recorded events.
 
     Attributes:
         name: low-cardinality constant from the catalogue, such as ``train.step``.
@@ -192,8 +191,8 @@ class Finding:
         name: one of the closed set in ``bottleneck/rules.py``, such as ``input_bound``.
         summary: one sentence that names the cause.
         evidence: values behind it, by name; seconds, ratios, counts.
-        share: ratio of the time that would be won back, 0 to 1: of the training time in phase ``train``, else of the run.
-        seconds: the same in seconds of the window looked at.
+        share: ratio of the time that would be saved, 0 to 1: of the training time in phase ``train``, else of the run.
+        seconds: the same in seconds of the analysed window.
         advice: what to change, naming the API to use.
         loader: the loader it is about, or "".
         phase: the phase it is about, or "".
@@ -229,18 +228,17 @@ class ExportBatch:
 
 
 TRIGGERS = ("schedule", "on_demand", "slow_step", "alert", "signal")
-"""What arms a profiler capture."""
+"""Triggers of a profiler capture."""
 
 RUN_FILE, CAPTURES_FOLDER = "run.json", "captures"
-"""In the run directory."""
+"""Names in the run directory."""
 
 SUMMARY_FILE, FLIGHT_FILE = "summary.json", "flight.bin"
 METRICS_FILE, SPANS_FILE, EVENTS_FILE = "metrics.otlp.jsonl", "spans.otlp.jsonl", "events.jsonl"
-"""In the folder of each rank."""
+"""Names in the folder of each rank."""
 
 RANGE_PREFIX = "otel_train:"
-"""Stages are ranges with this prefix in a capture, such as ``otel_train:forward``, and with its name for a loader,
-``otel_train:data:train``."""
+"""Prefix of the profiler ranges of stages in a capture: ``otel_train:forward``; with a loader's name ``otel_train:data:train``."""
 
 
 class Capture(FastNamedTuple):
@@ -255,7 +253,7 @@ class Capture(FastNamedTuple):
         error: ``refused``, ``short``, ``profiler``, ``disk`` or ``size``; "" if it succeeded.
         problem: the error as a sentence.
         seconds: from its first step until the file was written.
-        finding: summary of its leading finding; "" without one.
+        finding: summary of its first finding; "" without one.
         metadata: its metadata document.
     """
 
@@ -278,19 +276,19 @@ class Capture(FastNamedTuple):
 
     @property
     def alert(self) -> str:
-        """Name of the alert that armed it; "" if none did."""
+        """Name of the alert that triggered it; "" for other triggers."""
         return str(self.metadata.get("alert") or "")
 
     @property
     def ended_s(self) -> float:
-        """Unix time of its end."""
+        """Unix time of its end, in seconds."""
         return float(self.metadata.get("ended_unix_ns") or 0) / NS_PER_S
 
 
 class Compile(FastNamedTuple):
-    """One outermost run of a compiler; ``again`` if it had compiled this code before, None if that is not known.
+    """One run of a compiler, without nested runs.
 
-    ``function`` is the program's function that was compiled; "" where that is not known.
+    ``again``: it had compiled this code before; None if unknown. ``function``: the compiled function; "" if unknown.
     """
 
     begun_ns: int
@@ -303,17 +301,17 @@ class Compile(FastNamedTuple):
 class Pace(FastNamedTuple):
     """How far a device lags behind the host at the events of training steps, and how long it may have been idle.
 
-    All but the counts are sums over those steps. The lag at an edge is how long after the host the device got there.
+    All but the counts are sums over those steps. The lag at an event is the time from the host's event to the device's.
 
     Attributes:
-        steps: training steps with a known lag at all their edges.
-        lasted_ns: how long they lasted.
-        least_lag_ns: the smallest lag of each, those aside that a wait for data explains.
-        most_lag_ns: the largest lag of each.
-        launch_idle_ns: the longest that the device can have stood idle in forward, backward and optimizer.
-        idle_ns: the longest that it can have stood idle at all, waits for data aside.
+        steps: training steps with a known lag at all their events; a count.
+        lasted_ns: duration of these steps.
+        least_lag_ns: smallest lag in each step, without lags that a wait for data explains.
+        most_lag_ns: largest lag in each step.
+        launch_idle_ns: upper bound of the device's idle time in forward, backward and optimizer.
+        idle_ns: upper bound of the device's idle time, without waits for data.
         seen: steps of any kind since a device was in use; a count.
-        sampled: those of them that were timed; a count.
+        sampled: those of them whose device time was measured; a count.
     """
 
     steps: int = 0
@@ -326,11 +324,11 @@ class Pace(FastNamedTuple):
     sampled: int = 0
 
     def plus(self, other: Pace) -> Pace:
-        """Returns both together."""
+        """Returns the sum of both."""
         return Pace(*(a + b for a, b in zip(self, other, strict=True)))
 
     def minus(self, earlier: Pace) -> Pace:
-        """Returns what came after ``earlier``."""
+        """Returns the difference to an earlier value."""
         return Pace(*(a - b for a, b in zip(self, earlier, strict=True)))
 
 
@@ -339,11 +337,11 @@ class DeviceTimes(FastNamedTuple):
 
     Attributes:
         source: number of the source that was called.
-        begun_ns: an instant after it began and before anything that was called in it.
-        ended_ns: an instant before it ended.
-        device_ns: how long the device took, on its own clock.
-        until_ns: of all that ended before, nothing more will come.
-        pace: how far the device ran behind.
+        begun_ns: an instant after the call began and before any call nested in it.
+        ended_ns: an instant before the call ended.
+        device_ns: duration on the device's clock.
+        until_ns: no later batch has calls that ended before this instant.
+        pace: lag of the device behind the host.
     """
 
     source: np.ndarray
@@ -355,12 +353,12 @@ class DeviceTimes(FastNamedTuple):
 
 
 class Outcomes(FastNamedTuple):
-    """Results of updates under a gradient scaler, of optimizers that skip on the device.
+    """Results of updates under a gradient scaler, of optimizers that decide on the device whether to skip an update.
 
     Attributes:
-        made: updates seen, whatever became of them.
-        known: updates of which it is known by now.
-        skipped: of those, the ones that changed nothing.
+        made: number of updates, applied or skipped.
+        known: number of updates whose result has been read from the device.
+        skipped: number of known updates that changed nothing.
     """
 
     made: int = 0
@@ -374,13 +372,13 @@ class DeviceMemory(FastNamedTuple):
     Attributes:
         device: its name, such as ``cuda:0``.
         allocated: bytes in live tensors.
-        reserved: bytes taken from the driver, those in tensors included.
+        reserved: bytes reserved from the driver, including those in tensors.
         limit: bytes that this process may use.
         allocated_peak: most bytes allocated since the program last reset its peaks.
         reserved_peak: most bytes reserved since then.
-        ooms: times it ran out of memory.
-        alloc_retries: allocations that had to give cached memory back first.
-        model: what the driver calls the device; "" if it does not say.
+        ooms: out-of-memory errors.
+        alloc_retries: allocations that had to free cached memory first.
+        model: model name from the driver; "" if it has none.
     """
 
     device: str

@@ -63,35 +63,33 @@ def require(module: str, *, extra: str) -> ModuleType:
         ) from error
 
 
-def imported(
-    module: str, modules: Mapping[str, Any] = sys.modules
-) -> Any:  # Any: what a module has is its own
-    """Returns ``module`` if the program has imported it; None until the import is over.
+def imported(module: str, modules: Mapping[str, Any] = sys.modules) -> Any:  # Any: a module
+    """Returns ``module`` if the program has imported it completely, else None.
 
-    Another thread may import it at this moment: it is in ``sys.modules`` then, and lacks most of its names.
+    While another thread imports it, it is in ``sys.modules`` already, but lacks most of its names.
     """
     found = modules.get(module)
     return None if getattr(getattr(found, "__spec__", None), "_initializing", False) else found
 
 
 MOST_SHOWN: Final = 80
-"""Characters of a value that a message repeats."""
+"""Most characters of a value in a message."""
 
 _CONTROL: Final = frozenset(map(chr, (*range(32), 127)))
 
 
 def has_control(text: str) -> bool:
-    """Returns whether a text has control characters. Compiling a pattern for that would take 0.1 ms at each import."""
+    """Returns whether a text has control characters. Without a regular expression, whose compilation takes 0.1 ms at import."""
     return not _CONTROL.isdisjoint(text)
 
 
 def wrong_argument(call: str, rule: str, remedy: str) -> ConfigError:
-    """Returns the error for a wrong argument: ``call`` repeats the value, ``rule`` is the rule."""
+    """Returns the error for a wrong argument: ``call`` has the value, ``rule`` is the expectation."""
     return ConfigError(f"{call}: expected {rule}. {remedy}")
 
 
 def shown(value: object) -> str:
-    """Returns a value in a message: on one line, cut, and whatever its ``repr`` does."""
+    """Returns the ``repr`` of a value for a message: on one line, of at most ``MOST_SHOWN`` characters. Never raises."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001  # the user's object may raise anything
@@ -106,7 +104,7 @@ _KINDS: Final = {
 
 
 def kind_of(value: object) -> str:
-    """Returns what a value is, in a message: the rest of a sentence that begins with its name and ``is``."""
+    """Describes the type of a value in words that follow "is" in a message, such as "a whole number"."""
     name = type(value).__name__
     return _KINDS.get(name, f"of type {name}")
 
@@ -141,7 +139,7 @@ def whole(
 
 
 def truth(call: str, value: Any) -> bool:  # Any: Python's own or numpy's
-    """Returns ``value`` as a truth value."""
+    """Returns ``value`` as a bool; raises ConfigError if it is no bool of Python or numpy."""
     if type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     raise wrong_argument(call.replace("{}", shown(value)), "True or False", "Leave it out for the default")
@@ -154,25 +152,25 @@ def callable_(call: str, value: object, rule: str, remedy: str) -> None:
 
 
 def by_name(call: str, value: object, rule: str, remedy: str) -> None:
-    """Checks that ``value`` is a mapping, which has values by name."""
+    """Checks that ``value`` is a mapping."""
     if not isinstance(value, Mapping):
         raise wrong_argument(call.replace("{}", shown(value)), rule, remedy)
 
 
 def name_of(key: object) -> str:
-    """Returns the name that a key is: the characters of a text, also where it is of an enumeration."""
+    """Returns a key as text; for a member of a ``str`` enumeration its value, which ``str()`` would not return."""
     return str.__str__(key) if isinstance(key, str) else str(key)
 
 
 def near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Returns which of the known names was meant; "" where none is near."""
+    """Returns the most similar of the known names; "" if none is similar enough."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 
 def one_of(call: str, name: object, known: Iterable[str]) -> str:
-    """Returns ``name``, which is one of those known."""
+    """Returns ``name`` if it is one of the known names; else raises ConfigError with the most similar one."""
     names = list(known)
     if isinstance(name, str) and name in names:
         return name

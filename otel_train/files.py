@@ -1,11 +1,11 @@
 """Opens files below a run directory, which is untrusted; no other module opens them.
 
-A run directory is untrusted: others may have put links, pipes, devices and endless files there. A path is divided into
-the run directory, which the user named and up to which links are followed, and the part below it, which has folders of
-our own layout (``rank<r>``, ``captures``, ``training-<n>``, ...). Below it every folder and file is opened relative to
-the descriptor of the one above, no link is followed, a pipe does not block, and only regular files and folders of
-trusted owners are opened: of this process' user and of root. Also of whoever owns the run directory where this process is
-root's, or where a network file system may show other owners than those who wrote.
+Other users may have put links, pipes, devices and endless files there. A path is divided into the run directory, which the
+user named and up to which links are followed, and the part below it, which has folders of otel_train's layout (``rank<r>``,
+``captures``, ``training-<n>``, ...). Below it every folder and file is opened relative to the descriptor of the one above,
+no link is followed, a pipe does not block, and only regular files and folders of trusted owners are opened: of this process'
+user and of root. If this process runs as root, or on a network file system, which may show another owner than the writer,
+also those of the owner of the run directory.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 REMOTE = (
     "nfs", "cifs", "smb", "lustre", "gpfs", "ceph", "beegfs", "glusterfs", "9p", "afs", "fuse.", "wekafs",
 )  # fmt: skip
-"""File systems on which a page fault may be network I/O, by the beginning of their type."""
+"""Beginnings of the types of file systems on which a page fault may need the network."""
 
 
 def absolute(path: Path) -> Path:
-    """Returns an absolute path; a relative one as it is where the working directory is gone."""
+    """Returns the path made absolute; unchanged if the working directory no longer exists."""
     try:
         return path.absolute()
     except FileNotFoundError:
@@ -61,31 +61,31 @@ def file_system(folder: Path) -> str:
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
-"""What we write says what is trained, where and how: it is its owner's alone."""
+"""Modes of files and folders that otel_train creates: only their owner may read what is trained, where and how."""
 
 MOST_JSON_BYTES: Final = 16 << 20
-"""A summary of 64 loaders has some 200 kB."""
+"""Largest JSON document that is read. A summary of 64 loaders has some 200 kB."""
 
 MOST_CACHED: Final = 4096
 
 MOST_BYTES: Final = 16 << 30
-"""Of any file: captures are the largest. One of holes costs a reader seconds, and no memory."""
+"""Largest file that is read; captures are the largest. To read a sparse file of this size takes seconds, and no memory."""
 
 MOST_DEPTH: Final = 64
-"""Nesting of a JSON document. Ours have 8 levels; Python's own limit ends in a RecursionError somewhere later."""
+"""Deepest nesting of a JSON document. Those of otel_train have 8 levels; code that walks a deeper one may hit RecursionError."""
 
 MOST_LINE_BYTES: Final = 8 << 20
-"""Longer than a line of metrics is at the widest profile."""
+"""Longest line that is read. A line of metrics is shorter, also under the export profile ``full``."""
 
 _CHUNK_BYTES: Final = 1 << 20
 
 _MOST_DIGITS: Final = 20
-"""Of an integer: 64 bits and a sign. Larger ones overflow whatever computes with them."""
+"""Longest integer in JSON, in characters: 64 bits and a sign. Computing with a larger one may overflow."""
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _FOLDER: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
-_OURS: Final = re.compile(r"rank\d+|training-\d+|captures|artifacts|spool|rejected|tensorboard|launches")
+_LAYOUT: Final = re.compile(r"rank\d+|training-\d+|captures|artifacts|spool|rejected|tensorboard|launches")
 """Folders of a run directory."""
 
 
@@ -107,22 +107,22 @@ class _Owners(NamedTuple):
     uid: int
 
     def check(self, status: os.stat_result) -> None:
-        """Refuses what belongs to another user, by an OSError."""
-        mine = os.geteuid()
-        if status.st_uid in {mine, 0}:
+        """Raises an OSError for a file or folder of an untrusted owner."""
+        user = os.geteuid()
+        if status.st_uid in {user, 0}:
             return
-        if status.st_uid == self.uid and (mine == 0 or file_system(self.home).startswith(REMOTE)):
+        if status.st_uid == self.uid and (user == 0 or file_system(self.home).startswith(REMOTE)):
             return
         raise OSError(
             errno.EACCES,
-            f"owned by user {status.st_uid}, which is neither ours ({mine}) nor root. "
+            f"owned by user {status.st_uid}, which is neither ours ({user}) nor root. "
             "Run as that user, or name another folder",
         )
 
 
 @contextmanager
 def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str, _Owners]]:
-    """Opens the folder of ``path``; gives its descriptor, the name in it, and its trusted owners."""
+    """Opens the folder of ``path``; yields its descriptor, the name of the file in it, and the trusted owners."""
     outer, below = divided(path, root)
     at = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -140,13 +140,13 @@ def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str, _Owner
 def divided(path: Path, root: Path | None = None) -> tuple[Path, tuple[str, ...]]:
     """Returns the folder up to which links are followed, and the names below it.
 
-    That folder is ``root``; where None the last one above the folders of a run directory's own layout.
+    That folder is ``root``; if None, the parent of the folders at the end of ``path`` whose names are of otel_train's layout.
     """
     if root is not None:
         below = path.relative_to(root).parts
     else:
         parts, count = path.parts, 1
-        while count < len(parts) and _OURS.fullmatch(parts[-count - 1]):
+        while count < len(parts) and _LAYOUT.fullmatch(parts[-count - 1]):
             count += 1
         root, below = path.parents[count - 1], parts[-count:]
     if not below or ".." in below:
@@ -174,7 +174,7 @@ def _kind(name: str, at: int) -> str:
 
 
 def _checked(descriptor: int, owners: _Owners) -> int:
-    """Returns the descriptor, if it is of a regular file with a trusted owner."""
+    """Returns the descriptor if it is one of a regular file with a trusted owner; else closes it and raises OSError."""
     try:
         _check_file(os.fstat(descriptor), owners)
     except OSError:
@@ -191,17 +191,17 @@ def _check_file(status: os.stat_result, owners: _Owners) -> None:
 
 
 def open_below(path: Path, *, root: Path | None = None) -> int:
-    """Opens a file for reading; for ``root`` see ``divided``.
+    """Opens a file for reading; returns its descriptor. For ``root`` see ``divided``.
 
     Raises:
-        OSError: there is none: it is gone, a link, a pipe, a device, of another user, or may not be read.
+        OSError: the file is missing, a link, a pipe or a device, has another owner, or may not be read.
     """
     with _folder_of(path, root) as (at, name, owners):
         return _checked(_opened(name, _READ, at), owners)
 
 
 def open_binary(path: Path, *, root: Path | None = None) -> BinaryIO:
-    """Returns a file of at most ``MOST_BYTES`` to read from its beginning; see ``open_below``."""
+    """Opens a file of at most ``MOST_BYTES`` for reading; see ``open_below``."""
     descriptor = open_below(path, root=root)
     if os.fstat(descriptor).st_size > MOST_BYTES:
         os.close(descriptor)
@@ -213,7 +213,7 @@ def open_given(path: Path) -> BinaryIO:
     """Opens a file that the user named: links are followed, unless it is in a folder of a run directory."""
     if len(divided(path)[1]) > 1:
         return open_binary(path)
-    return os.fdopen(_named(path), "rb")
+    return os.fdopen(_open_named(path), "rb")
 
 
 def problem_of(path: Path, *, root: Path | None = None) -> str:
@@ -226,9 +226,9 @@ def problem_of(path: Path, *, root: Path | None = None) -> str:
 
 
 def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int:
-    """Returns a descriptor of a file to write and to read, made where it is missing; see ``open_below``.
+    """Opens a file for writing and reading; creates it if it is missing; returns its descriptor. See ``open_below``.
 
-    With ``new`` it must be missing: a FileExistsError else.
+    With ``new``, a FileExistsError is raised if it exists.
     """
     flags = _WRITE | os.O_APPEND * append | os.O_EXCL * new
     with _folder_of(path, None) as (at, name, owners):
@@ -236,26 +236,26 @@ def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int
 
 
 def create(path: Path | str, at: int | None = None) -> int:
-    """Creates a file for writing, below the folder ``at``; fails if anything has that name, even a link."""
+    """Creates a file for writing, relative to the folder descriptor ``at``; fails if the name exists, also as a link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, FILE_MODE, dir_fd=at)
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those above it, for our user alone. One that is there stays as it is."""
+    """Makes a folder and its missing parents, accessible to the current user only. An existing folder is not changed."""
     if path.is_dir():
         return
-    make_folder(path.parent)  # mkdir(parents=True) would make these with the mode of the umask
+    make_folder(path.parent)  # mkdir(parents=True) would make the parents with the mode of the umask
     try:
         path.mkdir(mode=FOLDER_MODE)
     except FileExistsError:
         return
-    with suppress(OSError):  # a file system without modes, as of a bucket, refuses it
-        path.chmod(FOLDER_MODE)  # a umask may take from its owner the right to enter it
+    with suppress(OSError):  # a file system without modes, such as a mounted bucket, refuses it
+        path.chmod(FOLDER_MODE)  # the umask may have removed permissions of the owner
 
 
 def check_run_folder(run: Path, rank: Path) -> None:
-    """Raises OSError for a run directory, or a link to one, of another user; and for one whose folder ``rank`` is a link."""
+    """Raises OSError if the run directory, or a link to it, has an untrusted owner, or its folder ``rank`` is a link."""
     status = run.stat()
     owners = _Owners(run, status.st_uid)
     owners.check(status)
@@ -268,7 +268,7 @@ def check_run_folder(run: Path, rank: Path) -> None:
     owners.check(status)
 
 
-# --- looking ----------------------------------------------------------------------------------------
+# --- status and listing -----------------------------------------------------------------------------
 
 
 def mark_of(path: Path) -> Mark | None:
@@ -281,7 +281,7 @@ def mark_of(path: Path) -> Mark | None:
 
 
 def is_folder(path: Path) -> bool:
-    """Returns whether it is a folder of its own; a link to one is not."""
+    """Returns whether the path is a folder; False for a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
@@ -289,7 +289,7 @@ def is_folder(path: Path) -> bool:
 
 
 def folders_in(path: Path) -> list[str]:
-    """Names of the folders in a folder, without links; none if it cannot be read."""
+    """Returns the names of the folders in a folder, without links; none if it cannot be read."""
     try:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -298,7 +298,7 @@ def folders_in(path: Path) -> list[str]:
 
 
 def names_in(path: Path) -> list[str]:
-    """Returns the names of all that is in a folder, sorted; none if it cannot be read."""
+    """Returns the sorted names of all entries of a folder; none if it cannot be read."""
     try:
         return sorted(os.listdir(path))  # noqa: PTH208 - names are asked for, no paths
     except OSError:
@@ -306,7 +306,7 @@ def names_in(path: Path) -> list[str]:
 
 
 def changed_ns(path: Path) -> int:
-    """Returns when a file or a folder was last written to; 0 where it was removed since it was listed."""
+    """Returns the modification time of a file or a folder, in Unix nanoseconds; 0 if it no longer exists."""
     try:
         return path.lstat().st_mtime_ns
     except OSError:
@@ -327,7 +327,7 @@ def rank_folders(run: Path) -> dict[int, Path]:
 
 
 def read_part(path: Path, start: int, most_bytes: int) -> bytes:
-    """Returns the bytes of a file; from its end where ``start`` is negative."""
+    """Returns at most ``most_bytes`` of a file from offset ``start``; a negative ``start`` counts from the end."""
     with open_binary(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(start if start >= 0 else max(0, size + start))
@@ -335,12 +335,12 @@ def read_part(path: Path, start: int, most_bytes: int) -> bytes:
 
 
 def read_bytes(path: Path, most_bytes: int, *, root: Path | None = None) -> bytes:
-    """Returns a file as a whole; an OSError where it has more than ``most_bytes``."""
-    return _bounded(open_below(path, root=root), most_bytes)
+    """Returns a whole file; raises OSError if it has more than ``most_bytes``."""
+    return _read_bounded(open_below(path, root=root), most_bytes)
 
 
 def read_word(path: Path) -> str:
-    """Returns the text of a file with one short line, without its end; "" if there is none."""
+    """Returns the text of a file with one short line, stripped; "" if the file does not exist."""
     try:
         return read_bytes(path, 4096).decode("utf-8", "replace").strip()
     except FileNotFoundError:
@@ -349,10 +349,10 @@ def read_word(path: Path) -> str:
 
 def read_named(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Reads a regular file that the user named; links are followed."""
-    return _bounded(_named(path), most_bytes, "the most that is read of it")
+    return _read_bounded(_open_named(path), most_bytes, "the most that is read of it")
 
 
-def _named(path: str | os.PathLike[str]) -> int:
+def _open_named(path: str | os.PathLike[str]) -> int:
     descriptor = os.open(path, _READ & ~os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -360,7 +360,7 @@ def _named(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
-def _bounded(descriptor: int, most_bytes: int, rule: str = "more than otel_train writes") -> bytes:
+def _read_bounded(descriptor: int, most_bytes: int, rule: str = "more than otel_train writes") -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
         if size <= most_bytes:
@@ -372,7 +372,7 @@ def _bounded(descriptor: int, most_bytes: int, rule: str = "more than otel_train
 
 
 def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[bytes]:
-    """Yields the lines of a file with their ends; a longer line is cut, without an end."""
+    """Yields the lines of a file with their newlines; a line of more than ``most_bytes`` is cut, and has no newline."""
     while line := file.readline(most_bytes):
         yield line
         if len(line) == most_bytes and not line.endswith(b"\n"):
@@ -380,7 +380,7 @@ def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[byte
 
 
 def skip_line(file: BinaryIO) -> bool:
-    """Moves behind the end of the line; to the end of the file, and False, where it has none."""
+    """Moves to the start of the next line; returns False if there is no newline, at the end of the file then."""
     for chunk in _chunks(file):
         if (end := chunk.find(b"\n")) >= 0:
             file.seek(end + 1 - len(chunk), os.SEEK_CUR)
@@ -389,15 +389,15 @@ def skip_line(file: BinaryIO) -> bool:
 
 
 def unzipped(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the text of gzip data, in parts of at most 1 MiB. Zeros behind them, of which there may be gigabytes, are skipped.
+    """Yields decompressed gzip data, in parts of at most 1 MiB. Trailing zeros, possibly gigabytes of them, are skipped.
 
     Raises:
-        EOFError: they end early.
-        zlib.error: they are damaged.
+        EOFError: the data end early.
+        zlib.error: the data are damaged.
     """
     data = b""
     while True:
-        stream = zlib.decompressobj(wbits=31)  # with the head and the checksum of gzip
+        stream = zlib.decompressobj(wbits=31)  # with the header and the checksum of gzip
         while not stream.eof:
             data = data or file.read(_CHUNK_BYTES)
             text = stream.decompress(data, _CHUNK_BYTES)
@@ -406,20 +406,20 @@ def unzipped(file: BinaryIO) -> Iterator[bytes]:
             data = stream.unconsumed_tail
             if text:
                 yield text
-        left = chain((stream.unused_data,), _chunks(file))
-        data = next(filter(None, (chunk.lstrip(b"\0") for chunk in left)), b"")
+        rest = chain((stream.unused_data,), _chunks(file))
+        data = next(filter(None, (chunk.lstrip(b"\0") for chunk in rest)), b"")
         if not data:
             return
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yields what is left of a file without its holes, which are zeros: one of gigabytes takes no time."""
+    """Yields the rest of a file in chunks, and skips holes: a sparse file of gigabytes takes no time."""
     while chunk := file.read(_CHUNK_BYTES):
         yield chunk
         try:
             file.seek(file.tell(), os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # there is no data behind
+            if error.errno == errno.ENXIO:  # only a hole follows
                 file.seek(0, os.SEEK_END)
 
 
@@ -427,10 +427,10 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
-    """Returns a JSON object in a file of its own; see ``parse_json``.
+    """Returns the JSON object in a file; see ``parse_json``.
 
     Raises:
-        RunDirectoryError: it is not there, not regular, too large, too deep, or no such object.
+        RunDirectoryError: the file is missing, not regular, too large, nested too deeply, or has no JSON object.
     """
     try:
         value = parse_json(read_bytes(path, MOST_JSON_BYTES, root=root))
@@ -443,7 +443,7 @@ def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
 
 
 class JsonFileCache:
-    """At most ``most`` JSON objects by path, read again only when their file has changed; of each what ``part`` returns."""
+    """Cache of up to ``most`` JSON files, read again when a file has changed; holds what ``part`` returns for each object."""
 
     def __init__(
         self, part: Callable[[dict[str, Any]], dict[str, Any]] | None = None, *, most: int = MOST_CACHED
@@ -468,7 +468,7 @@ class JsonFileCache:
         return value
 
     def get_or_empty(self, path: Path, warnings: list[str]) -> dict[str, Any]:
-        """Does what ``get`` does; what cannot be read is empty, with a warning unless it does not exist."""
+        """Returns the content of the file; {} if it cannot be read, with a warning unless it does not exist."""
         try:
             return self.get(path)
         except RunDirectoryError as error:
@@ -478,10 +478,10 @@ class JsonFileCache:
 
 
 def parse_json(text: bytes | str) -> object:
-    """Returns a JSON value; a ValueError for what is no JSON, or nested deeper than ``MOST_DEPTH``.
+    """Returns a JSON value; raises ValueError for text that is no JSON, or nested deeper than ``MOST_DEPTH``.
 
-    NaN, Infinity, what overflows a float and integers beyond 64 bits become None: we write null for them, and one wrong
-    number must not hide the rest of a document.
+    NaN, Infinity, floats out of range and integers beyond 64 bits become None, as ``dump_json`` writes null for NaN: one
+    wrong number must not hide the rest of a document.
     """
     try:
         value = _decoder.decode(text if isinstance(text, str) else text.decode())
@@ -502,7 +502,7 @@ def _children(value: object) -> list[object]:
 
 def _float(text: str) -> float | None:
     value = float(text)
-    return value if value - value == 0 else None  # infinity less itself is not a number
+    return value if value - value == 0 else None  # inf - inf is nan
 
 
 _decoder: Final = json.JSONDecoder(
@@ -516,7 +516,7 @@ _decoder: Final = json.JSONDecoder(
 
 
 def make_gitignored_folder(folder: Path) -> None:
-    """Makes a missing folder, for this user alone, and lets git ignore it. One that is there stays as it is."""
+    """Makes a missing folder with a ``.gitignore``, accessible to the current user only. An existing folder is not changed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.is_dir():
         return
@@ -525,18 +525,18 @@ def make_gitignored_folder(folder: Path) -> None:
 
 
 def replace_json(path: Path, value: object) -> None:
-    """Replaces a file with a JSON document as a whole; as ``replace_text``."""
+    """Replaces a file atomically with a JSON document; see ``replace_text``."""
     replace_text(path, dump_json(value, indent=2) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replaces a file as a whole; only our user may read it. After an OSError the old file is as it was."""
+    """Replaces a file atomically; only the current user may read it. After an OSError the old file is unchanged."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "replace"))
 
 
 def replace_named(path: Path, text: str) -> None:
-    """Does what ``replace_text`` does at a path that a user named: a device, a pipe or a socket there stays, also behind a link."""
+    """Replaces a file that the user named, as ``replace_text``; raises OSError if it is, or links to, a device, a pipe or a socket."""
     with suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -546,17 +546,17 @@ def replace_named(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that takes the place of ``path`` once it is whole; only our user may read it."""
-    fresh = f".{path.name}.{os.getpid()}.{threading.get_ident()}"
+    """Opens a temporary file that is renamed to ``path`` at the end of the block; only the current user may read it."""
+    temporary = f".{path.name}.{os.getpid()}.{threading.get_ident()}"
     with _folder_of(path, None) as (at, name, _):
         try:
-            _remove(fresh, at)  # of a process with our number that was killed here
-            with os.fdopen(create(fresh, at), "wb") as file:
+            _remove(temporary, at)  # left by a killed process that had the same pid
+            with os.fdopen(create(temporary, at), "wb") as file:
                 yield file
-            os.replace(fresh, name, src_dir_fd=at, dst_dir_fd=at)
+            os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
         except BaseException:
             with suppress(OSError):
-                _remove(fresh, at)
+                _remove(temporary, at)
             raise
 
 
@@ -566,7 +566,7 @@ def _remove(name: str, at: int) -> None:
 
 
 def dump_json(value: object, indent: int | None = None, *, ascii_only: bool = False) -> str:
-    """Returns JSON that every parser takes: NaN and infinities become null, foreign objects their text."""
+    """Returns standard JSON: NaN and infinities become null, objects of other types their ``str``."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False, default=str, ensure_ascii=ascii_only)
     except ValueError:
@@ -586,16 +586,15 @@ def _finite(value: object) -> object:
 # --- JSON lines -------------------------------------------------------------------------------------
 
 _TAIL_BYTES = 1 << 16
-"""How much is read at once when looking for the last newline."""
+"""Bytes per read when searching for the last newline."""
 
 
 class BoundedLines:
     """An append-only file of lines, limited to ``max_bytes`` together with its predecessor.
 
-    When half of the bound is full the file becomes ``<name>.1``, and the ``.1`` before it is dropped with
-    its lines counted. Nothing is created before the first line. A line is whole or not there at all: what
-    a crash or a full disk tore off is cut away. After an ``OSError``, which ``on_error`` gets, writing goes on trying with
-    the next line.
+    When the file has half of ``max_bytes`` it is renamed to ``<name>.1``; the previous ``.1`` is dropped, and its lines are
+    counted. Nothing is created before the first line. A line is complete or absent: the part of a line that a crash or a full
+    disk left is removed. After an ``OSError``, which ``on_error`` receives, the next line is tried again.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, on_error: Callable[[OSError], None]) -> None:
@@ -607,7 +606,7 @@ class BoundedLines:
         self._size_bytes = 0
 
     def append(self, line: str) -> bool:
-        """Writes one line (without newline). False when it could not be written."""
+        """Writes one line, given without newline. Returns False if it could not be written."""
         data = line.encode("utf-8", "replace") + b"\n"
         if len(data) > self._max_bytes // 2:
             self.dropped_lines += 1
@@ -625,7 +624,7 @@ class BoundedLines:
         return True
 
     def close(self) -> None:
-        """Lets go of the file. A later line opens it again."""
+        """Closes the file. A later line opens it again."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             try:
@@ -640,11 +639,10 @@ class BoundedLines:
         make_folder(self.path.parent)
         self._fd = open_to_write(self.path, append=True)
         self._size_bytes = os.fstat(self._fd).st_size
-        if self._size_bytes <= self._max_bytes // 2:  # a larger one, of another bound, is rotated as it is
+        if self._size_bytes <= self._max_bytes // 2:  # else it is rotated below: it had another bound
             self._size_bytes = _without_torn_line(self._fd)
 
     def _was_removed(self) -> bool:
-        # It was removed or rotated: what follows belongs into a new one.
         try:
             return self.path.stat().st_ino != os.fstat(self._fd).st_ino
         except FileNotFoundError:
@@ -661,7 +659,7 @@ class BoundedLines:
 
 
 def append_whole(fd: int, data: bytes, size_bytes: int) -> None:
-    """Writes data behind the ``size_bytes`` of a file; after an error, the file has that size again."""
+    """Appends data to a file of ``size_bytes``; after an error, truncates it to that size and raises."""
     written = 0
     try:
         while written < len(data):
@@ -678,7 +676,7 @@ def predecessor(path: Path) -> Path:
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """Returns the last whole line of OTLP metrics, else raises RunDirectoryError. What a crash tore off is skipped."""
+    """Returns the last complete line of OTLP metrics, else raises RunDirectoryError. A torn line at the end is skipped."""
     try:
         lines = read_part(path, -MOST_LINE_BYTES, MOST_LINE_BYTES).splitlines(keepends=True)
     except OSError as error:
@@ -692,7 +690,7 @@ def last_metrics(path: Path) -> dict[str, Any]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Returns the object on one line, or None for a torn or foreign one."""
+    """Returns the JSON object on a line; None for a line without newline or without an object."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -703,6 +701,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _without_torn_line(fd: int) -> int:
+    """Truncates a file after its last newline; returns its size."""
     size = end = os.fstat(fd).st_size
     newline = -1
     while end > 0 and newline < 0:
