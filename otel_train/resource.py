@@ -20,7 +20,7 @@ from otel_train.errors import imported
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 
 # --- launchers --------------------------------------------------------------------------------------
-# A malformed number counts as not set: these variables are not the user's settings.
+# A malformed number counts as not set, without a warning: the launcher sets these variables, not the user.
 
 
 class Launcher(FastNamedTuple):
@@ -54,7 +54,7 @@ LAUNCHERS: Final = (
     # An Indexed Job of Kubernetes numbers its pods, and does not say how many there are.
     Launcher("JOB_COMPLETION_INDEX", ("WORLD_SIZE",), "LOCAL_RANK", ("LOCAL_WORLD_SIZE",), ("NODE_RANK",)),
 )
-"""In the order in which they are believed; the first that gives a rank gives everything."""
+"""In order of precedence: the first one whose variables give a rank is used for all values."""
 
 
 class RankPlace(FastNamedTuple):
@@ -68,15 +68,15 @@ class RankPlace(FastNamedTuple):
 
 
 def rank_place(environ: Mapping[str, str], live: tuple[int, int] | None = None) -> RankPlace:
-    """Returns rank, world size and node of a process with this environment. ``live``: rank and world size from a better source."""
-    launcher = next((each for each in LAUNCHERS if _speaks(each, environ)), LAUNCHERS[0])
+    """Returns rank, world size and node of a process with this environment; rank and world size from ``live`` if given."""
+    launcher = next((each for each in LAUNCHERS if _gives_rank(each, environ)), LAUNCHERS[0])
     rank = _number(environ, launcher.rank) or 0
     world_size = max(_first_number(environ, *launcher.world_size) or 1, rank + 1)
     if live is not None:
         rank, world_size = live
-    # Without a number of ranks per host all are assumed to share it, but for pods, which are one each.
-    unsaid = 1 if _is_pod_of_many(environ) else world_size
-    local_world_size = min(_first_number(environ, *launcher.local_world_size) or unsaid, world_size)
+    # Without a number of ranks per host all ranks are assumed to be on one host; in pods, one rank per pod.
+    default = 1 if _is_pod_of_many(environ) else world_size
+    local_world_size = min(_first_number(environ, *launcher.local_world_size) or default, world_size)
     local_rank = _number(environ, launcher.local_rank)
     node_rank = _first_number(environ, *launcher.node_rank)
     return RankPlace(
@@ -91,7 +91,7 @@ def rank_place(environ: Mapping[str, str], live: tuple[int, int] | None = None) 
 def ray_environment(modules: Mapping[str, Any]) -> dict[str, str]:
     """Returns the rank and sizes of a Ray Train worker, under torchrun's names; empty elsewhere. Imports nothing.
 
-    Workers with the torch backend have the same in their environment; others do not.
+    Workers with the torch backend have the same values in their environment; workers with other backends do not.
     """
     train = modules.get("ray.train")
     if train is None:
@@ -111,7 +111,7 @@ def ray_environment(modules: Mapping[str, Any]) -> dict[str, str]:
 
 
 def given_run_id(environ: Mapping[str, str]) -> str:
-    """Returns the id that a launcher, a scheduler or a tracker has given this run; "" if none has. Not unique by itself."""
+    """Returns the id that a launcher, a scheduler or a tracker gave this run, else "". It may be unique only in its cluster."""
     return (
         environ.get("WANDB_RUN_ID")
         or rendezvous_of(environ)
@@ -122,21 +122,21 @@ def given_run_id(environ: Mapping[str, str]) -> str:
 
 
 def rendezvous_of(environ: Mapping[str, str]) -> str:
-    """Returns the id of torchrun's rendezvous, which whoever calls it makes up; its own default is the word "none"."""
+    """Returns ``--rdzv-id`` of torchrun, any text that its caller chose; "" if unset, for which torchrun's default is "none"."""
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     return elastic if elastic != "none" else ""
 
 
 def slurm_job(environ: Mapping[str, str]) -> str:
-    """Returns the number of a Slurm job, and of its task in an array; unique on its cluster."""
+    """Returns the id of the Slurm job, with ``_`` and the number of its task if it is an array; unique on its cluster."""
     job, task = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     return f"{job}_{task}" if job and task else job
 
 
 def torchrun_start(environ: Mapping[str, str]) -> str:
-    """Returns the unique id of this start of torchrun on this host, also across restarts of its workers; "" without torchrun.
+    """Returns a unique id of this start of torchrun on this host, which restarts of its workers keep; "" without torchrun.
 
-    It is the folder with a random name that torchrun makes for what workers leave behind.
+    It is the folder with a random name that torchrun makes for the error files of its workers.
     """
     file = environ.get("TORCHELASTIC_ERROR_FILE", "")
     folder = re.fullmatch("(.+)/attempt_[0-9]+/[0-9]+/error[.]json", file)
@@ -144,26 +144,26 @@ def torchrun_start(environ: Mapping[str, str]) -> str:
 
 
 def restarts(environ: Mapping[str, str]) -> int:
-    """Returns how often the run has been started again, as far as the launcher and the scheduler count."""
+    """Returns the number of restarts that torchrun and Slurm have counted."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return sum(_number(environ, name) or 0 for name in counts)
 
 
-def _speaks(launcher: Launcher, environ: Mapping[str, str]) -> bool:
+def _gives_rank(launcher: Launcher, environ: Mapping[str, str]) -> bool:
     rank = _number(environ, launcher.rank)
-    # Slurm calls a batch script task 0 of many, though it is alone; only in a step is it one of them.
+    # In a batch script SLURM_PROCID is 0 and SLURM_NTASKS may be more than 1, but only a job step (srun) starts the tasks.
     in_step = (
         launcher.rank != "SLURM_PROCID" or "SLURM_STEP_ID" in environ or "SLURM_STEP_NUM_TASKS" in environ
     )
-    # Independent trials are pods of an Indexed Job as well: they are ranks only if WORLD_SIZE is set.
+    # The pods of an Indexed Job may also be independent trials: they are ranks only if WORLD_SIZE is set.
     in_job = launcher.rank != "JOB_COMPLETION_INDEX" or _number(environ, "WORLD_SIZE") is not None
     return rank is not None and (rank > 0 or in_step) and in_job
 
 
 def _is_pod_of_many(environ: Mapping[str, str]) -> bool:
-    """Returns whether this is one pod of a job over several, each with one rank, as Kubeflow and Indexed Jobs start them."""
-    elsewhere = environ.get("MASTER_ADDR", "") not in LOOPBACK
-    return "KUBERNETES_SERVICE_HOST" in environ and "LOCAL_RANK" not in environ and elsewhere
+    """Returns whether this is one of several pods with one rank each, as Kubeflow and Indexed Jobs start them."""
+    has_remote_master = environ.get("MASTER_ADDR", "") not in LOOPBACK
+    return "KUBERNETES_SERVICE_HOST" in environ and "LOCAL_RANK" not in environ and has_remote_master
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -187,12 +187,12 @@ INSTANCE_NAMESPACE: Final = "4d63009a-8d0f-11ee-aad7-4c796ed8e320"
 """Source: OpenTelemetry semantic conventions, ``service.instance.id``, namespace for UUID version 5."""
 
 LAUNCH_RUN: Final = "OTEL_TRAIN_LAUNCH_RUN"
-"""Where ``otel-train run`` says which run its processes belong to, if no setting or launcher does."""
+"""Variable in which ``otel-train run`` passes a run id to its processes, used if no setting or launcher gives one."""
 
-_MOST_NAMESPACE: Final = 253
+_MOST_NAMESPACE: Final = 253  # characters that are read
 
-_GONE = ("Z", "X")
-"""States of a process in ``/proc`` that has ended and was not waited for."""
+_ENDED_STATES = ("Z", "X")
+"""States in ``/proc/<pid>/stat`` of a process that has ended: zombie, dead."""
 
 SLURM_ATTRIBUTES: Final = {
     "slurm.job.id": "SLURM_JOB_ID",
@@ -208,20 +208,20 @@ class RunInfo:
 
     Attributes:
         run_id: the same on all ranks and after restarts.
-        run_name: for people; the run id where none is set.
-        attempt: which start of this training this is, from 0.
-        rank: of all processes, from 0.
-        local_rank: of the processes on this host, from 0.
-        node_rank: of the hosts, from 0.
+        run_name: display name; the run id if none is set.
+        attempt: number of this start of the run, from 0.
+        rank: number among all processes of the run, from 0.
+        local_rank: number among those on this host, from 0.
+        node_rank: number of the host, from 0.
         world_size: processes of the run.
         local_world_size: processes of the run on this host.
-        host: its name, as other exporters on it say it.
-        pid: of this process.
+        host: ``host.name`` of ``OTEL_RESOURCE_ATTRIBUTES``, else the host name.
+        pid: process id.
         instance_id: UUID version 5 of run id and rank; stable over restarts.
-        started_unix_ns: when this process was looked at first.
+        started_unix_ns: when this identity was detected.
         dp_leader: counts samples for its model replica: the first of the ranks that share one by tensor,
             context or pipeline parallelism.
-        training: which training of the run this is, from 1.
+        training: number of this training in the run, from 1: a program may train several times.
     """
 
     run_id: str
@@ -241,11 +241,11 @@ class RunInfo:
 
     @property
     def ids_of(self) -> str:
-        """What ids are made from: two trainings of one run have steps of the same numbers."""
+        """Seed of trace and span ids; different in each training of a run, which repeat step numbers."""
         return self.run_id if self.training == 1 else f"{self.run_id}/{self.training}"
 
     def placed(self, run_id: str, training: int, attempt: int) -> RunInfo:
-        """Returns the same process, as its run directory counts it."""
+        """Returns this identity with the run id, training and attempt that the run directory gives it."""
         return replace(
             self, run_id=run_id, training=training, attempt=attempt,
             run_name=run_id if self.run_name == self.run_id else self.run_name,
@@ -262,20 +262,20 @@ def live_ranks(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | No
 
 
 def find_job(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
-    """Returns the same; None also where this is the only rank."""
+    """Returns the same as ``live_ranks``, but None for a single rank."""
     ranks = live_ranks(modules)
     return ranks if ranks is not None and ranks[1] > 1 else None
 
 
 SHARED_BY: Final = frozenset({"tp", "tensor", "cp", "context", "pp", "pipeline"})
-"""Words in the name of a process group whose ranks work on the same samples."""
+"""Words in the name of a process group whose ranks process the same samples."""
 
 NOT_SHARED_BY: Final = frozenset({"dp", "data", "expert", "ep"})
-"""Words in the name of one whose ranks, or some of them, have samples of their own."""
+"""Words in the name of a process group in which ranks process different samples."""
 
 
 def leads_replica() -> bool:
-    """Returns whether this is the first rank of its model replica, by the process groups that exist. Imports nothing.
+    """Returns whether this is the first rank of its model replica, judged by the existing process groups. Imports nothing.
 
     A ``DeviceMesh`` names its groups ``mesh_tp`` and so on, Megatron ``TENSOR_MODEL_PARALLEL_GROUP``.
     """
@@ -283,12 +283,12 @@ def leads_replica() -> bool:
 
 
 def shares_replica() -> bool:
-    """Returns whether other ranks work on the same model replica, by the process groups that exist. Imports nothing."""
+    """Returns whether other ranks share the model replica, judged by the existing process groups. Imports nothing."""
     return any(size > 1 for _, size in _in_replica())
 
 
 def _in_replica() -> list[tuple[int, int]]:
-    """Returns (place of this rank, ranks) in every group whose ranks share a model replica."""
+    """Returns (group rank of this process, group size) for each process group whose ranks share a model replica."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     groups = getattr(getattr(c10d, "_world", None), "pg_group_ranks", None) or {}
     ranks = live_ranks()
@@ -304,20 +304,20 @@ def _in_replica() -> list[tuple[int, int]]:
 
 
 def parent_mark() -> str:
-    """Returns the unique id of the parent process on this host; equal for all its children."""
+    """Returns the unique id of the parent process on this host; its children have it in common."""
     parent = os.getppid()
     return process_mark(parent) or str(parent)
 
 
 def process_mark(pid: int) -> str:
-    """Returns the unique id of a process on this host, different from a later one with the same pid; "" if it has ended."""
+    """Returns an id of a process on this host that no later process with the same pid has; "" if the process has ended."""
     try:
-        # Ticks since boot: unlike a start time in seconds they do not move when the clock is set.
+        # Start time in ticks since boot, and boot id: setting the system clock does not change them.
         stat = (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         )
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return "" if stat[0] in _GONE else f"{boot}/{pid}/{stat[19]}"
+        return "" if stat[0] in _ENDED_STATES else f"{boot}/{pid}/{stat[19]}"
     except (OSError, IndexError):
         import psutil
 
@@ -328,7 +328,7 @@ def process_mark(pid: int) -> str:
 
 
 def namespace_of(kind: str) -> str:
-    """Returns the namespace of that kind which this process is in, such as ``pid:[4026531836]``; "" where that is not known."""
+    """Returns the Linux namespace of this kind, such as ``pid:[4026531836]``, of this process; "" where it is not known."""
     try:
         return os.readlink(f"/proc/self/ns/{kind}")  # noqa: PTH115 - it is no path
     except OSError:
@@ -339,7 +339,7 @@ _POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 def pod_namespace(path: str) -> str:
-    """Returns the namespace of this pod, as Kubernetes mounts it; "" elsewhere, and where no token is mounted."""
+    """Returns the namespace of this pod from the file that Kubernetes mounts with the service account token; else ""."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             return file.read(_MOST_NAMESPACE).strip()
@@ -349,7 +349,7 @@ def pod_namespace(path: str) -> str:
 
 @fast_dataclass(frozen=True, kw_only=True)
 class Process:
-    """What a process knows without its environment. Tests pass their own."""
+    """Sources of identity other than the environment. Tests pass fakes."""
 
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
@@ -361,7 +361,7 @@ class Process:
     ray: Callable[[], Mapping[str, str]] = lambda: ray_environment(sys.modules)
     entropy: Callable[[int], bytes] = os.urandom
     start: Callable[[Mapping[str, str]], str] = lambda _: ""
-    """What the ranks on several hosts agree on at each start; see ``distributed.store.start_of_job``."""
+    """Returns an id that ranks on several hosts agree on at each start; see ``distributed.store.start_of_job``."""
 
 
 def detect(
@@ -369,13 +369,13 @@ def detect(
 ) -> RunInfo:
     """Detects the identity of this process from its environment; ranks on several hosts also call ``process.start``.
 
-    The run id comes from the configuration, or ``WANDB_RUN_ID``. Else from the job: ``SLURM_JOB_ID`` (with
-    ``SLURM_ARRAY_TASK_ID``) and its cluster, ``k8s.job.uid`` in ``OTEL_RESOURCE_ATTRIBUTES``, or ``RAY_JOB_ID``, and
-    from ``TORCHELASTIC_RUN_ID`` (unless ``none``). Where a number is unique in its cluster, namespace or account alone,
-    a hash of those is added; to a rendezvous on one host one of the start of its launcher. Else ranks of one host
-    derive an id from their common launcher, and a single process makes one of the time and random bytes. Ranks on
-    several hosts without a scheduler have their rendezvous in common and, where they can meet, what they agree on at
-    each start.
+    The run id is the first that exists of: the setting ``run_id``; ``WANDB_RUN_ID``; the scheduler's job, which is
+    ``SLURM_JOB_ID`` (with ``SLURM_ARRAY_TASK_ID``) and its cluster, ``RAY_JOB_ID``, or ``k8s.job.uid`` in
+    ``OTEL_RESOURCE_ATTRIBUTES``, with ``TORCHELASTIC_RUN_ID`` (unless ``none``) appended; ``TORCHELASTIC_RUN_ID`` alone. A hash
+    of cluster, namespace and account is appended to ids that are unique only within them; the hash for a rendezvous includes
+    the start of the launcher, if known. Otherwise ranks of one host derive an id from their common launcher, ranks on several hosts from
+    the id that they agree on at each start, else from their master's address; a single process generates one from the time and
+    random bytes.
     """
     process = process or Process()
     environ = os.environ if environ is None else environ
@@ -394,7 +394,7 @@ def detect(
         run_name=encodable(config.run_name) or run_id,
         attempt=config.attempt if config.attempt >= 0 else restarts(environ),
         **place._asdict(),
-        # In a container the host's own name comes from the environment.
+        # In a container the name of the host can only come from the environment.
         host=encodable(resource.get("host.name", process.host)),
         pid=process.pid,
         instance_id=instance_id(run_id, place.rank),
@@ -404,7 +404,7 @@ def detect(
 
 
 def encodable(text: str) -> str:
-    """Returns a text in which bytes that are no UTF-8, as of a file name, read as their escapes: no exporter can send them."""
+    """Returns the text with surrogates, which stand for bytes of a file name that are no UTF-8, as escapes: exporters need UTF-8."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
@@ -427,7 +427,7 @@ def resource_attributes(
 ) -> dict[str, str | int]:
     """Returns the attributes of the OpenTelemetry resource, which identify the sender.
 
-    ``OTEL_RESOURCE_ATTRIBUTES`` is taken over; what identifies the process cannot be overridden by it.
+    They include ``OTEL_RESOURCE_ATTRIBUTES``, which cannot override the attributes that identify the process.
     """
     given = resource_environment(environ)
     attributes: dict[str, str | int] = dict(given)
@@ -462,7 +462,7 @@ ABOUT: Final = (
     ("k8s.cluster.name", "slurm.cluster.name", "train.cluster"),
     ("k8s.namespace.name", "slurm.partition", "train.namespace"),
 )
-"""Resource attributes that the labels of ``train.run.info`` are taken from, the first that is there."""
+"""Resource attributes for each label of ``train.run.info``; the first non-empty one is its value."""
 
 
 def about_run(resource: Mapping[str, object]) -> tuple[str, ...]:
@@ -471,7 +471,7 @@ def about_run(resource: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns ``OTEL_RESOURCE_ATTRIBUTES`` as a mapping, percent-decoded; empty where it is wrong.
+    """Returns ``OTEL_RESOURCE_ATTRIBUTES`` as a mapping, percent-decoded; empty if it is malformed.
 
     Source: OpenTelemetry specification, resource SDK: on any error the whole value is discarded, and
     the error reported.
@@ -483,7 +483,7 @@ def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrong_resource(environ: Mapping[str, str]) -> list[IgnoredSetting]:
-    """Returns what is wrong in ``OTEL_RESOURCE_ATTRIBUTES``."""
+    """Returns the error in ``OTEL_RESOURCE_ATTRIBUTES``; empty if there is none."""
     for item in environ.get(RESOURCE, "").split(","):
         name, equals, _ = item.partition("=")
         if item.strip() and not (equals and name.strip()):
@@ -498,7 +498,7 @@ def run_id_of_start(unix_ns: int, entropy: bytes) -> str:
 
 
 def _scope(environ: Mapping[str, str], resource: Mapping[str, str], process: Process) -> tuple[str, str, str]:
-    """Returns where ids that a site gives are unique: cluster, namespace, account. The same on all ranks of a job."""
+    """Returns the scope in which ids of a site are unique: cluster, namespace, account. The same on all ranks of a job."""
     cluster = resource.get("k8s.cluster.name") or environ.get("SLURM_CLUSTER_NAME") or ""
     namespace = resource.get("k8s.namespace.name") or environ.get("POD_NAMESPACE") or ""
     if not namespace and "KUBERNETES_SERVICE_HOST" in environ:
@@ -514,23 +514,23 @@ def _job_id(
     process: Process,
     scope: tuple[str, str, str],
 ) -> str:
-    """Returns the id of the scheduler's or torchrun's job; "" without one."""
+    """Returns the run id from the scheduler's job and torchrun's rendezvous; "" without both."""
     rendezvous, slurm, uid = rendezvous_of(environ), slurm_job(environ), resource.get("k8s.job.uid", "")
     job = slurm and "-".join(filter(None, (environ.get("SLURM_CLUSTER_NAME"), slurm)))
-    if not job and environ.get("RAY_JOB_ID"):  # counted by each cluster of Ray for itself
+    if not job and environ.get("RAY_JOB_ID"):  # each Ray cluster counts its jobs
         job = (
             f"{environ['RAY_JOB_ID']}-{_hash(uid or '/'.join((*scope, environ.get('RAY_CLUSTER_NAME', ''))))}"
         )
     job = job or uid
     if job or not rendezvous:
-        # One job may call torchrun more than once, at the same time.
+        # A job may run several torchruns at the same time.
         return f"{job}-{rendezvous}" if rendezvous and rendezvous not in (slurm, uid) else job
     return f"{rendezvous}-{_hash('/'.join((*scope, _start(environ, place, process))))}"
 
 
 def _start(environ: Mapping[str, str], place: RankPlace, process: Process) -> str:
-    """Returns the id shared by all ranks of one start, and by no other start; "" if ranks on several hosts cannot agree on one."""
-    # In a pod a container that is started again goes on with the job.
+    """Returns an id that only the ranks of this start have; "" if ranks on several hosts cannot agree on one."""
+    # In a pod a restarted container continues the run: the host name, which is the pod's, stays the same.
     in_pod = "KUBERNETES_SERVICE_HOST" in environ
     if place.local_world_size < place.world_size:
         return "" if in_pod else process.start(environ)
@@ -545,11 +545,11 @@ def _made_run_id(
     master, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if place.local_world_size < place.world_size:
         start = _start(environ, place, process)
-        if start:  # also where an elastic job goes on with more ranks, or fewer
+        if start:  # without the world size: an elastic job may continue with more or fewer ranks
             return "run-" + _hash("/".join((*scope, start)))
         if master not in LOOPBACK:
             return "run-" + _hash("/".join((*scope, master, port, str(place.world_size))))
-    # On one host a launch is a run, whatever process below it asks.
+    # On one host all processes below one ``otel-train run`` are one run.
     if environ.get(LAUNCH_RUN):
         return environ[LAUNCH_RUN]
     if place.world_size == 1:
