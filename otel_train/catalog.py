@@ -1,4 +1,4 @@
-"""Every metric, span and attribute that otel_train publishes. Everything else derives from it."""
+"""Every metric, span, event and attribute that otel_train publishes. Exporters, tests and reference pages follow it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class Kind(Enum):
-    """How readings of a metric combine over time."""
+    """OpenTelemetry instrument of a metric."""
 
     COUNTER = "counter"
     UPDOWN = "updowncounter"
@@ -29,16 +29,16 @@ class Emit(Enum):
 
 
 OTHER_VALUE: Final = "_OTHER"
-"""What an attribute value becomes when its bound is reached."""
+"""Attribute value that stands for all further values once the attribute has ``Label.bound`` values."""
 
 DURATION_BOUNDS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""Explicit bucket edges of durations, in seconds."""
+"""Explicit bucket bounds of durations, in seconds."""
 
 STEP_BOUNDS: Final = tuple(float(f"{10 ** (part / 14):.3g}") for part in range(-46, 26))
-"""Explicit bucket edges of step time, from 0.5 ms to 61 s, each at most 1.19 times the one before: quantiles are as near."""
+"""Explicit bucket bounds of step time in seconds, 0.5 ms to 61 s, each at most 1.19 times the previous: quantiles err by up to 19 %."""
 
 STAGES: Final = (*(stage.name for stage in events.STAGES), "other")
 PHASES: Final = events.PHASES
@@ -47,7 +47,7 @@ ACTIVITIES: Final = (
     *("checkpoint", "restart", "stalled", "other", "outside"),
 )
 SIGNAL_ENDS: Final = ("interrupted", "terminated")
-"""Ended by Ctrl-C and by SIGTERM. Exported only by a rank that has ended so, and by later attempts."""
+"""Run states after Ctrl-C and after SIGTERM. Exported only by ranks that ended in one, and by later attempts."""
 RUN_STATES: Final = (
     *("initializing", "training", "evaluating", "checkpointing"),
     *("stalled", "finished", "failed", *SIGNAL_ENDS),
@@ -59,16 +59,16 @@ _UNIT_SUFFIXES: Final = {
 }  # fmt: skip
 
 
-# Named tuples, because building a frozen dataclass takes 0.6 ms of every import.
+# Named tuples, because defining a frozen dataclass takes 0.6 ms at import.
 class Label(NamedTuple):
     """An attribute that a metric may carry.
 
     Attributes:
         name: OpenTelemetry name, dotted.
-        bound: most values one process may publish; further ones become ``_OTHER``.
+        bound: most values that one process publishes; further ones become ``_OTHER``.
         meaning: one sentence.
-        values: the values we publish ourselves, where they are known beforehand.
-        open: whether values from the user or from the machine may join or make up ``values``.
+        values: the values that otel_train itself defines.
+        open: whether there are further values, from the program or the machine.
     """
 
     name: str
@@ -89,10 +89,10 @@ class Metric(NamedTuple):
     Attributes:
         name: OpenTelemetry name, dotted, without unit.
         unit: UCUM code: ``s``, ``By``, ``1`` for a ratio, ``{step}`` for a count.
-        kind: how readings combine over time.
+        kind: OpenTelemetry instrument.
         meaning: one sentence a person on call can act on.
-        labels: the only attributes it may carry.
-        bounds: explicit bucket edges in ``unit``, rising. Empty unless a histogram.
+        labels: the only attributes it may have.
+        bounds: explicit bucket bounds in ``unit``, ascending; empty unless a histogram.
         emit: which ranks publish it.
     """
 
@@ -107,14 +107,14 @@ class Metric(NamedTuple):
     @property
     def prometheus(self) -> str:
         """Name after the OpenTelemetry to Prometheus translation, without ``_bucket`` and the like."""
-        # Unit "1" becomes "_ratio" on gauges that arrive by OTLP, and nothing on those that Python
-        # serves itself. Our ratios end in ".ratio" already, which both leave alone.
+        # For unit "1" Prometheus appends "_ratio" to gauges received by OTLP, ``/metrics`` appends nothing. The names of
+        # our ratios end in ".ratio", which both keep.
         total = "_total" if self.kind is Kind.COUNTER else ""
         return self.name.replace(".", "_") + _UNIT_SUFFIXES.get(self.unit, "") + total
 
 
 def _defined(kind: type[_T]) -> tuple[_T, ...]:
-    """Returns the constants above, in their order."""
+    """Returns the constants of this type that the module has defined so far, in order."""
     return tuple(value for value in globals().values() if isinstance(value, kind))
 
 
@@ -471,10 +471,10 @@ class SpanType(NamedTuple):
     """A kind of span, or of event in a span or in ``events.jsonl``.
 
     Attributes:
-        name: low-cardinality constant; what varies is in the attributes.
+        name: low-cardinality constant; varying values are in the attributes.
         meaning: when it exists and what it covers.
-        attributes: what it may carry.
-        parent: name of the span above it; "" for a root or an event.
+        attributes: all attributes that it may have.
+        parent: name of the parent span; "" for a root or an event.
     """
 
     name: str
@@ -528,7 +528,7 @@ PROBE_SPAN: Final = SpanType("train.probe", attributes=(RUN_ID,),
 # fmt: on
 
 SPANS: Final = _defined(SpanType)
-"""Every span, in the order a run meets them."""
+"""Every span, in the order of the reference page."""
 
 STAGE_SPANS: Final = {
     span.name.removeprefix("train."): span

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 ENOUGH = 4
-"""Occurrences from which an interval is given: with fewer, their own spread is not known."""
+"""Fewest occurrences for a confidence interval: with fewer the variance is not known."""
 
-_OF_ONE_RUN = frozenset({"run_id", "run_name", "run_dir", "attempt", "prometheus_address", "console"})
-"""Settings that say where a run is, and what it shows."""
+_NOT_COMPARED = frozenset({"run_id", "run_name", "run_dir", "attempt", "prometheus_address", "console"})
+"""Settings of identity, place and output, which differ between runs."""
 
 _Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
@@ -47,34 +47,34 @@ class Estimate(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Durations in rising buckets, in seconds; a bucket may hold a single value."""
+    """Durations in seconds, in ascending buckets; a bucket of width 0 holds exact values."""
 
     low: Floats
-    high: Floats  # the same as ``low`` where the value is known exactly
+    high: Floats  # equal to ``low`` for exact values
     number: NDArray[np.int64]  # occurrences
-    total: float  # exact
+    total: float  # exact sum of all
 
     @property
     def size(self) -> int:
-        """Occurrences."""
+        """Number of occurrences."""
         return int(self.number.sum())
 
     @property
     def is_possible(self) -> bool:
-        """Whether a run can have these durations; an upper end may be unknown."""
+        """Whether no duration is longer than ``_LONGEST_S``; unknown upper bounds are ignored."""
         known = (self.low, self.high[np.isfinite(self.high)], np.array([self.total]))
         return all(bool((np.abs(each) <= _LONGEST_S).all()) for each in known)
 
     @property
     def mean(self) -> float:
-        """Seconds; NaN of nothing."""
+        """Mean in seconds; NaN without occurrences."""
         return self.total / self.size if self.size else math.nan
 
     @property
     def variance_of_mean(self) -> float:
-        """Of independent occurrences, seconds squared; NaN where there are not enough.
+        """Variance of the mean of independent occurrences, in seconds squared; NaN with fewer than ``ENOUGH``.
 
-        Occurrences are taken for evenly spread in their bucket: of alike ones, all in one bucket, nothing else is known.
+        Occurrences are assumed to be spread evenly in their bucket, as nothing else is known of those in the same bucket.
         """
         if self.size < ENOUGH or not np.isfinite(self.high).all():
             return math.nan
@@ -84,7 +84,7 @@ class Sample(NamedTuple):
         return float((self.number * (between + within)).sum()) / (self.size - 1) / self.size
 
     def quantile(self, q: float) -> Estimate:
-        """Returns a quantile, within a bucket of numpy's, with the interval between the occurrences that bound it.
+        """Returns a quantile, within one bucket of ``numpy.quantile``, with its confidence interval.
 
         Source: the distribution-free interval by order statistics; the rank of the quantile is binomial.
         """
@@ -104,7 +104,7 @@ class Sample(NamedTuple):
         return int(np.searchsorted(np.cumsum(self.number), rank, side="right"))
 
     def _ranked(self, rank: int) -> float:
-        """Estimates the occurrence at ``rank``, evenly spread in its bucket with the others there."""
+        """Estimates the occurrence at ``rank``: occurrences are spread evenly in their bucket."""
         bucket = self._bucket(rank)
         before, inside = int(self.number[:bucket].sum()), int(self.number[bucket])
         width = self.high[bucket] - self.low[bucket]
@@ -112,13 +112,13 @@ class Sample(NamedTuple):
 
 
 def of_values(seconds: ArrayLike) -> Sample:
-    """Occurrences that are known one by one."""
+    """Returns a sample of exact values."""
     values = np.sort(np.asarray(seconds, np.float64))
     return Sample(values, values, np.ones(values.size, np.int64), float(values.sum()))
 
 
 def together(samples: Iterable[Sample]) -> Sample:
-    """Returns the occurrences of all."""
+    """Returns one sample with the occurrences of all."""
     parts = list(samples)
     low, high, number = (np.concatenate([part[column] for part in parts]) for column in range(3))
     order = np.lexsort((high, low))
@@ -126,11 +126,11 @@ def together(samples: Iterable[Sample]) -> Sample:
 
 
 def ratio(before: Sample, after: Sample) -> Estimate:
-    """Returns how many times as long the mean occurrence has become.
+    """Returns the ratio of the means, ``after`` to ``before``, with its confidence interval.
 
-    Source: the delta method for a ratio of means, with Student's quantile at Welch's degrees of freedom. Each side scatters at
-    least as both do together: twenty steps may have met none of the rare long ones. It takes occurrences for independent;
-    steps that follow each other are alike, so the true interval is somewhat wider.
+    Source: the delta method for a ratio of means, with Student's quantile at Welch's degrees of freedom. The relative variance
+    of each side is at least the pooled one: a side of twenty steps may lack the rare long ones. Occurrences are assumed to be
+    independent; consecutive steps are similar, so the true interval is somewhat wider.
     """
     if not before.size or not after.size or not before.mean > 0:
         return Estimate()
@@ -166,24 +166,24 @@ def _student(freedom: float) -> float:
 SCHEMA = "otel_train.comparison/2"
 STEP = "step"
 WHOLE_STEPS = 2
-"""Steps from which a mean says something about steps rather than about one of them."""
+"""Fewest steps on each side: the mean of fewer is one step."""
 _LONGEST_S = 1e12
-"""No run takes so long (30,000 years): a damaged file says so. The squares of shorter durations are finite."""
+"""Longest credible duration (30,000 years): a longer one is of a damaged file, and its square might overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two."""
+    """One of the two runs or traces that are compared."""
 
     name: str
     kind: str  # ``trace`` or ``run``
-    samples: Mapping[str, Sample]  # by what they are of; ``step`` is the whole step
-    # Where these differ, comparing is meaningless.
+    samples: Mapping[str, Sample]  # by the name of the row; ``step`` is the whole step
+    # Values without which a comparison has no meaning unless they are equal.
     must_match: Mapping[str, object] = field(default_factory=dict)
-    # Worth telling where they differ, of those that both have.
+    # Values that the document lists where both sides have them and they differ.
     facts: Mapping[str, object] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
-    # Of the steps, such as how long the device was idle.
+    # Shares of the step time, such as the idle time of the device.
     shares: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -191,10 +191,10 @@ def compare(before: Side, after: Side) -> dict[str, Any]:
     """Compares two sides: which rows became slower or faster.
 
     Returns:
-        A document: docs/reference/comparison.md says what is in it. ``rows`` begin with the whole step.
+        The document of docs/reference/comparison.md. The first of its ``rows`` is the whole step.
 
     Raises:
-        ComparisonError: a difference between the two would say nothing; the message says why.
+        ComparisonError: the two are not comparable; the message has the reason.
     """
     _refuse(before, after)
     names = [name for name in before.samples if name in after.samples]
@@ -230,7 +230,7 @@ def is_slower(document: Mapping[str, Any], limit: float) -> bool | None:
     """Returns whether the step is longer by more than ``limit`` (0.05 is 5 %), with 95 % confidence.
 
     Returns:
-        None where it is undecided: the limit lies within the interval, or there is none.
+        None if it is undecided: the limit lies within the interval, or there is no interval.
     """
     step = document["rows"][0]
     if step["low"] is None:
@@ -241,7 +241,7 @@ def is_slower(document: Mapping[str, Any], limit: float) -> bool | None:
 
 
 def side_of_trace(document: Mapping[str, Any], *, name: str) -> Side:
-    """Returns an analysed trace, as ``summarize`` makes it."""
+    """Returns the side of a trace from its analysis, the document of ``trace_analysis.summarize``."""
     steps: Sequence[Mapping[str, Any]] = document["breakdown"]["by_step"]
     samples = {STEP: of_values([step["seconds"] for step in steps])}
     for row in document["breakdown"]["stages"]:
@@ -274,7 +274,7 @@ def side_of_trace(document: Mapping[str, Any], *, name: str) -> Side:
 
 
 def side_of_run(folder: Path, *, name: str) -> Side:
-    """Returns one rank of a run: the histograms of its training steps and stages, as last exported."""
+    """Returns the side of one rank of a run, from the last exported histograms of its training steps and stages."""
     summary, line = read_summary(folder / SUMMARY_FILE), read_metrics(folder / METRICS_FILE)
     samples: dict[str, list[Sample]] = {}
     for metric in (c.STEP_DURATION.name, c.STAGE_DURATION.name):
@@ -312,31 +312,31 @@ def side_of_run(folder: Path, *, name: str) -> Side:
 
 
 def _loader_facts(summary: Mapping[str, Any]) -> dict[str, object]:
-    """Returns what is set where a loader is made, as far as it is known."""
+    """Returns the known arguments of each loader: workers, prefetch factor, samples per batch."""
     batches, samples = mapping(summary.get("batches")), mapping(summary.get("samples"))
     facts: dict[str, object] = {}
     for row in rows(summary.get("loaders")):
         loader = text(row.get("loader"))
-        counted, given = whole(batches.get(loader)), number(samples.get(loader))
+        batch_count, sample_count = whole(batches.get(loader)), number(samples.get(loader))
         facts[f"workers of {loader}"] = row.get("workers")
         facts[f"prefetch factor of {loader}"] = row.get("prefetch_factor")
-        if counted and given is not None:
-            facts[f"samples per batch of {loader}"] = round(given / counted, 1)
+        if batch_count and sample_count is not None:
+            facts[f"samples per batch of {loader}"] = round(sample_count / batch_count, 1)
     return {key: value for key, value in facts.items() if value is not None}
 
 
 def _settings_of(run: Path) -> dict[str, object]:
     given = mapping(JsonFileCache().get_or_empty(run / RUN_FILE, []).get("settings"))
-    return {name: value for name, value in given.items() if name not in _OF_ONE_RUN}
+    return {name: value for name, value in given.items() if name not in _NOT_COMPARED}
 
 
 def _sum_over(steps: int, seconds: float) -> Sample:
-    """Returns a sum over steps of which the parts are not known: a mean without an interval."""
+    """Returns a sample of which only the sum over the steps is known: it has a mean, and no interval."""
     return Sample(np.array([0.0]), np.array([math.inf]), np.array([steps]), seconds)
 
 
 def _sample_of(point: Mapping[str, Any]) -> Sample:
-    """Returns the occurrences of one point of a histogram."""
+    """Returns the sample of one histogram data point."""
     low, high, number = buckets_of(point)
     used = number > 0
     buckets = Sample(low[used], high[used], number[used], float(point["sum"]))
