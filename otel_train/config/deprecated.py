@@ -44,15 +44,15 @@ OTHER_NAMES: Final = (
     (("rank", "world"), "Leave it out: RANK, LOCAL_RANK and WORLD_SIZE of the launcher are read"),
     (("port", "host"), "Did you mean prometheus_address, such as 127.0.0.1:9464?"),
 )
-"""Beginnings of words in names that are often tried and are no settings, and what serves in their place."""
+"""Beginnings of words in names that are often tried and are no settings, and the remedy for each."""
 
 
 class _Fold(FastNamedTuple):
-    """Several former settings that are one now.
+    """Several former settings that became one.
 
     Attributes:
-        parts: former name to what it is called in the value.
-        combine: the value, of the parts that are given.
+        parts: former name to its name within the present value.
+        combine: builds the present value from the given parts.
     """
 
     parts: Mapping[str, str]
@@ -69,7 +69,7 @@ def _pairs(parts: dict[str, Any]) -> str:
 
 
 def _switched_on(parts: dict[str, Any]) -> str:
-    """Names of the options that are on; a value that is no switch is kept, so that the rule of the setting rejects it."""
+    """Joins the names of the options that are on; a value that is no switch is kept for the rule of the setting to reject."""
     states = {name: switch_of(str(value)) for name, value in parts.items()}
     return ",".join(
         f"{name}={parts[name]}" if on is None else name for name, on in states.items() if on is not False
@@ -82,7 +82,7 @@ def _address(parts: dict[str, Any]) -> str:
 
 
 def _largest(parts: dict[str, Any]) -> object:
-    """Returns the larger limit: no label value becomes ``_OTHER`` that was kept before."""
+    """Returns a limit so large that no label value becomes ``_OTHER`` that did not before; stages have half of it."""
     loaders, stages = parts.get("loaders", 16), parts.get("stages", 8)
     twice = 2 * _number(stages)
     return int(twice) if _number(loaders) < twice < float("inf") else loaders
@@ -92,7 +92,7 @@ def _number(value: object) -> float:
     try:
         return float(str(value))
     except ValueError:
-        return float("inf")  # the rule of the setting refuses it
+        return float("inf")  # ``_largest`` passes ``loaders`` on then, for the rule of the setting to check
 
 
 FOLDED: Final = {
@@ -141,10 +141,10 @@ FOLDED: Final = {
         _pairs,
     ),
 }
-"""Settings that stand for several former ones."""
+"""Present settings that replace several former ones each."""
 
 FORMER: Final = {**RENAMED, **{name: new for new, fold in FOLDED.items() for name in fold.parts}}
-"""Every former name, and the present one."""
+"""Every former name, with its present name."""
 
 
 def present(
@@ -175,22 +175,19 @@ def present(
 
 
 def unknown(name: str, known: Iterable[str], *, variables: bool, parameters: Iterable[str] = ()) -> str:
-    """Returns what the user reads when there is no such setting, of names or of environment variables.
-
-    ``parameters``: other names that may have been meant.
-    """
-    # The prefix, which all variables share, would make any two names look alike.
+    """Returns the message for a name or variable that is no setting; ``parameters`` are further names to suggest."""
     name = printable(name)
     present = {
         _spelled(old, variables=variables): _spelled(new, variables=variables) for old, new in FORMER.items()
     }
     present.update((each, each) for each in (*known, *parameters))
+    # Compared without the prefix, which would make all names of variables similar.
     plain = {each.removeprefix(PREFIX): now for each, now in present.items()}
     bare = name.removeprefix(PREFIX)
     words = bare.lower().split("_")
-    served = [remedy for starts, remedy in OTHER_NAMES if any(word.startswith(starts) for word in words)]
-    close = near(bare, plain, cutoff=0.8 if served else 0.6)
-    remedy = f"Did you mean {plain[close]}?" if close else next(iter(served), "Known: " + ", ".join(known))
+    remedies = [remedy for starts, remedy in OTHER_NAMES if any(word.startswith(starts) for word in words)]
+    close = near(bare, plain, cutoff=0.8 if remedies else 0.6)
+    remedy = f"Did you mean {plain[close]}?" if close else next(iter(remedies), "Known: " + ", ".join(known))
     return f"{name}: not a setting of otel_train. {remedy}"
 
 

@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 CODE, ENVIRONMENT = "code", "environment"
-"""What ``ResolvedConfig.origins`` says of settings that no file has; else it has the path of the file."""
+"""Origins of settings in ``ResolvedConfig.origins``; settings from a file have its path instead."""
 
 ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")
-"""What torch.profiler can record."""
+"""Activities that torch.profiler can record."""
 
 BLOCKS: Final = ("profiling", "throughput", "profiler")
-"""What can be printed on the console while training runs."""
+"""Blocks that ``console_metrics`` can print."""
 
 PROFILER_OPTIONS: Final = ("record_shapes", "with_stack", "profile_memory", "with_flops")
-"""Switches of torch.profiler."""
+"""Boolean arguments of ``torch.profiler.profile``."""
 
 MOST_TOP: Final = 100
-"""Operators and kernels that can be shown after a capture."""
+"""Largest value of ``profiler_top``: operators and kernels printed after a capture."""
 
 _log = logging.getLogger("otel_train")
 _log.addFilter(PrintableRecords())
@@ -62,11 +62,11 @@ _log.addFilter(PrintableRecords())
 _warned: set[str] = set()
 
 INTERVAL_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
-"""OpenTelemetry's own for ``export_interval_s``, in milliseconds."""
+"""OpenTelemetry's standard variable for ``export_interval_s``, in milliseconds."""
 
 
 class ProfilerSchedule(FastNamedTuple):
-    """``profiler_schedule``: numbers of steps."""
+    """Parts of ``profiler_schedule``, in steps."""
 
     skip_first: int = 10
     wait: int = 0
@@ -76,7 +76,7 @@ class ProfilerSchedule(FastNamedTuple):
 
 
 class ProfilerEvery(FastNamedTuple):
-    """``profiler_every``. 0: never."""
+    """Parts of ``profiler_every``; 0: never."""
 
     steps: int = 0
     epochs: int = 0
@@ -85,7 +85,7 @@ class ProfilerEvery(FastNamedTuple):
 
 
 class Tuning(FastNamedTuple):
-    """``tuning``."""
+    """Parts of ``tuning``."""
 
     poll_interval_s: float = 0.5
     summary_interval_s: float = 30.0
@@ -361,7 +361,7 @@ DEFAULTS: Final[dict[str, Any]] = {name: known.default for name, known in SETTIN
 """Every setting and its default."""
 
 SECRETS: Final = tuple(name for name, known in SETTINGS.items() if known.secret)
-"""Settings whose values are shown nowhere: a token, an address that may hold a password, headers that may log in."""
+"""Settings whose values are never shown: a token, an address that may have a password, headers that may have credentials."""
 
 TRACKERS: Final = tuple(name for name, known in SETTINGS.items() if isinstance(known.rule, TrackerChoice))
 """Settings that switch a tracker on or off."""
@@ -370,15 +370,15 @@ TRACKER_MODULES: Final = {
     **{name: (name,) for name in TRACKERS},
     "tensorboard": ("torch.utils.tensorboard", "tensorboardX", "tensorboard"),
 }
-"""By setting: a program that has imported one of them logs there itself."""
+"""Modules by setting: a program that has imported one of them uses this tracker."""
 
 
 class Origins(dict[str, str]):
     """The source of each setting that was given, by name.
 
     Attributes:
-        ignored: what an environment or a file gives and is not honoured.
-        deprecated: former names and values among them, each with what to write instead.
+        ignored: wrong settings of the environment or a file.
+        deprecated: a message for each former name or value, with its replacement.
     """
 
     ignored: tuple[IgnoredSetting, ...] = ()
@@ -390,8 +390,8 @@ class ResolvedConfig(FastNamedTuple):
 
     Attributes:
         config: the settings.
-        origins: the source of each setting that was given, by name, and what is ignored.
-        given: trackers that a file describes by a table, by the name of their setting.
+        origins: the source of each setting that was given, by name, and the ignored ones.
+        given: arguments of trackers that a file has as a table, by the name of the setting.
     """
 
     config: Config
@@ -406,7 +406,7 @@ def changed(config: Config) -> dict[str, Any]:
 
 
 def present(given: Mapping[str, Any], *, variables: bool = False) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """See ``config.deprecated.present``, which is imported where a name or a value may be a former one."""
+    """See ``config.deprecated.present``, which is imported only if a name or a value may be a former one."""
     former = any(given.get(name) in tuple(values) for name, values in FORMER_VALUES.items())
     if given.keys() <= SETTINGS.keys() and not former:
         return dict(given), ()
@@ -416,7 +416,7 @@ def present(given: Mapping[str, Any], *, variables: bool = False) -> tuple[dict[
 
 
 def unknown(name: str, *, variables: bool = False, parameters: Iterable[str] = ()) -> str:
-    """Returns the message for a setting or variable that does not exist; ``parameters`` are named where one was meant."""
+    """Returns the message for a setting or variable that does not exist; ``parameters`` are further names to suggest."""
     from otel_train.config import deprecated
 
     known = (*map(variable_of, SETTINGS), FILE_VARIABLE) if variables else tuple(SETTINGS)
@@ -426,7 +426,7 @@ def unknown(name: str, *, variables: bool = False, parameters: Iterable[str] = (
 def unknown_names(
     names: Sequence[str], origin: str, where: str = "", *, variables: bool = False
 ) -> list[IgnoredSetting]:
-    """Returns a message for each of the first names that are no settings, and one with the number of the others."""
+    """Returns a message for each of the first ``MOST_NAMED`` unknown names, and one with the number of the others."""
     shown = [name[:MOST_CHARS] for name in names[:MOST_NAMED]]
     ignored = [IgnoredSetting(name, origin, f"{where}{unknown(name, variables=variables)}") for name in shown]
     if more := len(names) - len(shown):
@@ -436,7 +436,7 @@ def unknown_names(
 
 
 class GivenSettings(FastNamedTuple):
-    """Settings of one source: values, ignored ones, and former names with their replacement."""
+    """Settings of one source: valid values, ignored ones, and messages for former names."""
 
     values: dict[str, Any]
     ignored: list[IgnoredSetting]
@@ -453,18 +453,18 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
     texts, deprecated = present(texts, variables=True)
     values: dict[str, Any] = {}
     ignored: list[IgnoredSetting] = []
-    strange: list[str] = []
+    unknown_variables: list[str] = []
     for name, text in texts.items():
         variable = name if name.startswith(PREFIX) else variable_of(name)
         try:
             known = SETTINGS.get(name)
             if known is None:
-                strange.append(variable)
+                unknown_variables.append(variable)
             else:
                 values[name] = known.read(variable, text_of(text))
         except ConfigError as error:
             ignored.append(IgnoredSetting(variable[:MOST_CHARS], ENVIRONMENT, str(error)))
-    ignored += unknown_names(strange, ENVIRONMENT, variables=True)
+    ignored += unknown_names(unknown_variables, ENVIRONMENT, variables=True)
     _read_standard_interval(environ, values, ignored)
     return GivenSettings(values, ignored, deprecated)
 
@@ -472,7 +472,7 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
 def _read_standard_interval(
     environ: Mapping[str, str], values: dict[str, Any], ignored: list[IgnoredSetting]
 ) -> None:
-    """Reads ``OTEL_METRIC_EXPORT_INTERVAL``, in milliseconds, unless the environment sets the interval for us."""
+    """Reads ``OTEL_METRIC_EXPORT_INTERVAL``, in milliseconds, unless ``OTEL_TRAIN_EXPORT_INTERVAL_S`` is set."""
     text = environ.get(INTERVAL_VARIABLE, "").strip()
     if not text or "export_interval_s" in values:
         return

@@ -32,19 +32,19 @@ from otel_train.config.validation import FILE_VARIABLE, IgnoredSetting
 from otel_train.errors import ConfigError
 
 _Source = tuple[str, GivenSettings]
-"""A place, as messages name it, and what it says."""
+"""Name of a source in messages, and its settings."""
 
 PROJECT, TABLE = "pyproject.toml", "otel_train"
 
 MOST_FILE_BYTES: Final = 4 << 20
-"""Of a file with settings. A larger one is something else, such as a device that never ends."""
+"""Largest settings file that is read; a larger file is not one of settings."""
 
 
 _MAY_HAVE_TABLE: Final = (
     rb"""(?m)tool["']?\s*\.\s*["']?otel[_-]train|(?:^|[{,])[ \t]*(["']?)otel[_-]train\1\s*[.=]"""
 )
-"""What a file has that sets ``tool.otel_train`` in any spelling of TOML but escapes; a dependency is no match. It is compiled
-where there is a file: that takes 0.2 ms."""
+"""Pattern of a file that sets ``tool.otel_train`` in any TOML spelling without escapes; a dependency on otel-train does not match.
+Compiled only if there is a file, because that takes 0.2 ms."""
 
 
 def resolve(
@@ -58,20 +58,19 @@ def resolve(
 ) -> ResolvedConfig:
     """Resolves all settings: keywords over ``config`` over the environment over the YAML file over ``pyproject.toml``.
 
-    A field of ``config`` that has its default value says nothing, so a source further away may fill it. Where one of
-    the first three says ``disabled``, no file is read. What is wrong in the environment or in a file counts as not
-    given, and is in ``ResolvedConfig.origins.ignored``.
+    A field of ``config`` that has its default value counts as not given. If one of the first three sources sets ``disabled``,
+    no file is read. Errors in the environment or in a file count as not given, and are in ``ResolvedConfig.origins.ignored``.
 
     Args:
         config: settings as an object.
         settings: settings by name.
         config_file: a YAML file; else ``OTEL_TRAIN_CONFIG`` names one.
         environ: the variables; those of the process when None.
-        folder: where to begin to look for ``pyproject.toml``; the working directory when None.
-        parameters: arguments beside settings that may have been meant by a name that is not a setting.
+        folder: where the search for ``pyproject.toml`` begins; the working directory when None.
+        parameters: names of other arguments, to suggest for a name that is not a setting.
 
     Raises:
-        ConfigError: in ``config`` or ``settings`` a value does not fit or a name is not a setting; ``config_file`` cannot
+        ConfigError: in ``config`` or ``settings`` a value is invalid or a name is not a setting; ``config_file`` cannot
             be read.
     """
     if config is not None and not isinstance(config, Config):
@@ -96,7 +95,7 @@ def resolve(
 
 
 def _merged(sources: list[_Source]) -> ResolvedConfig:
-    """Takes each setting from the nearest source that has it."""
+    """Takes each setting from the first source that has it."""
     values: dict[str, Any] = {}
     origins = Origins()
     for origin, given in sources:
@@ -126,18 +125,18 @@ def _files(
 
 
 def project_file(folder: Path | None = None) -> Path | None:
-    """Returns the nearest ``pyproject.toml``, up to the root of the repository of ``folder``; outside of one, in ``folder``."""
+    """Returns the nearest ``pyproject.toml`` from ``folder`` up to the root of its repository; without a repository, in ``folder``."""
     try:
         begin = Path.cwd() if folder is None else folder.absolute()
         places = [begin, *begin.parents]
         root = next((number for number, place in enumerate(places) if (place / ".git").exists()), 0)
         return next((place / PROJECT for place in places[: root + 1] if (place / PROJECT).is_file()), None)
-    except OSError:  # the working directory is gone, or lies below a folder that may not be searched
+    except OSError:  # the working directory no longer exists, or a folder above it is not searchable
         return None
 
 
 def _read(path: Path) -> bytes:
-    from otel_train.files import read_named  # most programs have no file that is read here
+    from otel_train.files import read_named  # imported here, as most programs have no settings file
 
     return read_named(path, MOST_FILE_BYTES)
 
@@ -145,8 +144,8 @@ def _read(path: Path) -> bytes:
 def _from_project(path: Path) -> _Source:
     try:
         raw = _read(path)
-        text = raw.replace(b"\0", b"")  # that of UTF-16 and UTF-32, too
-        if not re.search(_MAY_HAVE_TABLE, text):  # parsing takes 5 ms, with the import of the parser
+        text = raw.replace(b"\0", b"")  # also finds ASCII text in UTF-16 and UTF-32
+        if not re.search(_MAY_HAVE_TABLE, text):  # saves 5 ms for the parser and its import
             return str(path), GivenSettings({}, [])
         toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         tool = toml.loads(raw.decode("utf-8", "replace")).get("tool")
@@ -162,7 +161,7 @@ def _from_project(path: Path) -> _Source:
 
 
 def _encoding_problem(raw: bytes) -> str:
-    """Returns why a file is no UTF-8 as TOML wants it, and the remedy; "" where it may be."""
+    """Returns why the encoding of a file is not the one of TOML, with the remedy; "" if it may be."""
     if b"\0" in raw:
         encoding = "UTF-16 or UTF-32"
     elif raw.startswith(b"\xef\xbb\xbf"):
@@ -193,23 +192,23 @@ def _from_yaml(path: Path, named: str) -> _Source:
         remedy = f"pip install 'otel-train[yaml]', or give the settings in [tool.{TABLE}] of {PROJECT}"
         raise ConfigError(f"{named}: yaml is not installed. Run: {remedy}") from None
     try:
-        held = yaml.safe_load(_read(path))
+        content = yaml.safe_load(_read(path))
     except OSError as error:
         raise ConfigError(f"{named}: {_unreadable(error, 'Give the path of a YAML file')}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: the 31st of February
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-02-31
         return _unread(path.absolute(), f"{named}: no YAML: {' '.join(str(error).split())}. Correct it")
-    return _checked(held, str(path.absolute()), named)
+    return _checked(content, str(path.absolute()), named)
 
 
 def _checked(held: object, origin: str, where: str) -> _Source:
-    """Returns the settings in a file, checked as in code."""
+    """Returns the settings of a file, checked by the same rules as in code."""
     if held is not None and not isinstance(held, Mapping):
         rule = "expected names of settings with a value each"
         return _unread(Path(origin), f"{where}: {type(held).__name__}: {rule}. Write run_name: mine")
     values: dict[str, Any] = {}
     ignored = []
     named, deprecated = present(held or {})
-    strange = [str(name) for name in named if name not in DEFAULTS]
+    unknown_keys = [str(name) for name in named if name not in DEFAULTS]
     for name, value in named.items():
         if name not in DEFAULTS:
             continue
@@ -218,9 +217,9 @@ def _checked(held: object, origin: str, where: str) -> _Source:
         except ConfigError as error:
             ignored.append(IgnoredSetting(name, origin, f"{where}: {error}"))
             continue
-        if native is not None:  # null is as an empty variable
+        if native is not None:  # null, like an empty variable, counts as not set
             values[name] = native
-    ignored += unknown_names(strange, origin, f"{where}: ")
+    ignored += unknown_names(unknown_keys, origin, f"{where}: ")
     return origin, GivenSettings(values, ignored, tuple(f"{where}: {each}" for each in deprecated))
 
 
@@ -234,8 +233,8 @@ def _native(name: str, value: object) -> object:
             raise known.refused(dict(value), "one value, no table")
         return dict(value) if name in TRACKERS else known.checked(value)
     if isinstance(value, bool) and "off" in getattr(known.rule, "choices", ()):
-        value = "on" if value else "off"  # to YAML the bare words on and off are true and false
+        value = "on" if value else "off"  # YAML reads the bare words on and off as booleans
     elif isinstance(value, str) and not isinstance(known.default, str):
-        return known.read(name, value)  # as in the environment; to YAML 1e9 is text
+        return known.read(name, value)  # parsed as in the environment: YAML reads 1e9 as text
     known.checked(value)
     return value

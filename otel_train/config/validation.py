@@ -14,18 +14,18 @@ from otel_train.errors import ConfigError, has_control
 from otel_train.fast_classes import FastNamedTuple
 
 PREFIX: Final = "OTEL_TRAIN_"
-"""Every setting is also an environment variable: this prefix, then the field in capitals."""
+"""Prefix of the environment variable of a setting; the name in capitals follows."""
 
 FILE_VARIABLE: Final = "OTEL_TRAIN_CONFIG"
-"""Names a YAML file with settings."""
+"""Variable with the path of a YAML file with settings."""
 
 DEBUG_VARIABLE: Final = "OTEL_TRAIN_DEBUG"
-"""Where it is set, a command that fails unexpectedly shows the traceback."""
+"""Variable that makes a command show the traceback of an unexpected error."""
 
 RESERVED: Final = frozenset(
     {FILE_VARIABLE, DEBUG_VARIABLE, "OTEL_TRAIN_TEST_BIN", "OTEL_TRAIN_LAUNCH", "OTEL_TRAIN_LAUNCH_RUN"}
 )
-"""Names with our prefix that are no settings: of a file with settings, of commands, of the project's own tests, and of
+"""Variables with the prefix that are no settings: of the settings file, of commands, of the project's tests, and of
 ``otel-train run``."""
 
 MOST_PORT: Final = 65535
@@ -33,10 +33,10 @@ MOST_PORT: Final = 65535
 MIB: Final = 1 << 20
 
 MOST_CHARS: Final = 200
-"""Of a name or a value, in a message about a mistake in it."""
+"""Most characters of a wrong name or value in a message."""
 
 MOST_NAMED: Final = 10
-"""Of the names in one source that are no settings: a file of another program may have thousands."""
+"""Most unknown names of one source that are reported: a file of another program may have thousands."""
 
 _SWITCH: Final = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
@@ -57,18 +57,18 @@ class ValueRule:
     """Rule for the value of a setting. This one accepts any value of the type."""
 
     table = False
-    """Whether a dict, in files a table, may stand for the value."""
+    """Whether the value may be given as a dict, in files as a table."""
 
     listed = False
-    """Whether a list may stand for words that are divided by commas."""
+    """Whether words separated by commas may be given as a list."""
 
     def converted(self, value: object) -> object:
-        """Returns ``value`` as the setting holds it, where it is given in another way."""
+        """Returns ``value`` in the form in which the setting holds it."""
         listed = self.listed and isinstance(value, Sequence) and not isinstance(value, str)
         return ",".join(map(str, value)) if listed else value  # type: ignore[call-overload]  # a Sequence
 
     def broken(self, value: Any) -> str:  # Any: of the type of the setting
-        """Returns what is expected in place of ``value``; "" where it fits."""
+        """Returns what is expected in place of ``value``; "" if ``value`` is valid."""
         del value
         return ""
 
@@ -80,7 +80,7 @@ class Between(ValueRule):
         self.low, self.high = low, high
 
     def broken(self, value: float) -> str:
-        """Returns the range, where ``value`` is outside of it."""
+        """Returns the range if ``value`` is outside of it, else ""."""
         return "" if self.low <= value <= self.high else _range(self.low, self.high)
 
 
@@ -92,20 +92,20 @@ class PowerOfTwo(Between):
     """A power of two in the range."""
 
     def broken(self, value: float) -> str:
-        """Returns the range, or what a power of two looks like."""
+        """Returns the range or an example if ``value`` is not a power of two in the range, else ""."""
         return super().broken(value) or (
             "a power of two, such as 262144" if int(value) & int(value) - 1 else ""
         )
 
 
 class MoreThan(ValueRule):
-    """A finite number that is larger."""
+    """A finite number that is larger than ``low``."""
 
     def __init__(self, low: float) -> None:
         self.low = low
 
     def broken(self, value: float) -> str:
-        """Returns the limit, where ``value`` is not beyond it."""
+        """Returns the limit if ``value`` is not above it, else ""."""
         return "" if value > self.low and math.isfinite(value) else f"more than {self.low}"
 
 
@@ -116,7 +116,7 @@ class OneOf(ValueRule):
         self.choices = choices
 
     def broken(self, value: str) -> str:
-        """Returns the words, where ``value`` is none of them."""
+        """Returns the words if ``value`` is none of them, else ""."""
         return "" if value in self.choices else "one of " + ", ".join(self.choices)
 
 
@@ -124,7 +124,7 @@ TRACKER_CHOICES: Final = ("auto", "on", "off")
 
 
 class TrackerChoice(OneOf):
-    """Whether to log to a tracker: also a switch, and a dict of what the tracker takes."""
+    """Whether to log to a tracker: ``auto``, ``on``, ``off``, a bool, or a dict of arguments of the tracker."""
 
     table = True
 
@@ -132,13 +132,13 @@ class TrackerChoice(OneOf):
         super().__init__(*TRACKER_CHOICES)
 
     def converted(self, value: object) -> object:
-        """Returns the word for a switch."""
+        """Returns ``on`` or ``off`` for a switch, any other value unchanged."""
         switch = _SWITCH.get(str(value).lower())
         return value if switch is None else "on" if switch else "off"
 
 
 class SomeOf(ValueRule):
-    """Words of a closed set, divided by commas; in code also a list. ``""`` among them: it may be empty."""
+    """Words of a closed set, separated by commas; in code also a list. With ``""`` in the set the value may be empty."""
 
     listed = True
 
@@ -146,14 +146,14 @@ class SomeOf(ValueRule):
         self.choices = choices
 
     def broken(self, value: str) -> str:
-        """Returns the words, where another one is in ``value``."""
+        """Returns the words if ``value`` has another one, else ""."""
         if {word.strip() for word in value.split(",")} <= set(self.choices):
             return ""
         return "some of " + ",".join(filter(None, self.choices))
 
 
 class Plain(ValueRule):
-    """Text without control characters; ``filled``: not empty; ``listed``: names divided by commas, in code also a list."""
+    """Text without control characters; ``filled``: not empty; ``listed``: names separated by commas, in code also a list."""
 
     def __init__(self, *, filled: bool = False, listed: bool = False) -> None:
         self.filled, self.listed = filled, listed
@@ -169,20 +169,20 @@ class HttpUrl(Plain):
     """An HTTP URL, or empty."""
 
     def broken(self, value: str) -> str:
-        """Returns what an address looks like."""
+        """Returns the form of a URL if ``value`` has another form, else ""."""
         try:
             parts = urlsplit(value)
-            fits = not value or (parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0)
-        except ValueError:  # a port that is no number, half an IPv6 address
-            fits = False
-        return super().broken(value) if fits else "http://host:port or https://host:port"
+            is_url = not value or (parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0)
+        except ValueError:  # a port that is no number, an IPv6 address with one bracket
+            is_url = False
+        return super().broken(value) if is_url else "http://host:port or https://host:port"
 
 
 class Address(ValueRule):
-    """``host:port``; an IPv6 address stands in brackets."""
+    """``host:port``, with an IPv6 address in brackets."""
 
     def broken(self, value: str) -> str:
-        """Returns what an address looks like."""
+        """Returns the form of an address if ``value`` has another form, else ""."""
         return "" if split_address(value) else "host:port with a port from 0 to 65535, such as 127.0.0.1:9464"
 
 
@@ -190,7 +190,7 @@ class ChoiceOrAddress(OneOf):
     """One word of a closed set, or ``host:port``."""
 
     def broken(self, value: str) -> str:
-        """Returns the words, and what an address looks like."""
+        """Returns the words and the form of an address if ``value`` is neither, else ""."""
         return (
             "" if split_address(value) else super().broken(value) and f"{super().broken(value)} or host:port"
         )
@@ -200,8 +200,8 @@ class NamedNumbers(ValueRule):
     """Several numbers in one setting: ``name=value``, separated by commas; in code and in files also a dict.
 
     Args:
-        kind: a NamedTuple: the names, and the value of each that is left out. A tuple takes its name several times.
-        limits: smallest and largest value by name; from 0 where there is none.
+        kind: a NamedTuple with the names and defaults. A name whose default is a tuple may be given several times.
+        limits: smallest and largest value by name; 0 and infinity by default.
     """
 
     table = True
@@ -212,7 +212,7 @@ class NamedNumbers(ValueRule):
         self.defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
 
     def converted(self, value: object) -> object:
-        """Returns the text for a dict; of text the parts that are not left at their default, in order."""
+        """Returns the value as text, with only the parts that differ from their default, in the order of ``kind``."""
         if isinstance(value, Mapping):
             pairs = [(name, each) for name, listed in value.items() for each in _listed(listed)]
             value = ",".join(f"{name}={each}" for name, each in pairs)
@@ -223,7 +223,7 @@ class NamedNumbers(ValueRule):
         return value
 
     def broken(self, value: str) -> str:
-        """Returns what may stand in the text."""
+        """Returns what is expected in place of the first invalid part; "" if all are valid."""
         for word in words_of(value):
             name, equals, text = (each.strip() for each in word.partition("="))
             low, high = self.limits.get(name, (0, math.inf))
@@ -244,7 +244,7 @@ class NamedNumbers(ValueRule):
 
 
 def read_parts(kind: type[T], text: str) -> T:
-    """Returns the parts that a text gives, and the default of every other."""
+    """Parses a text of ``NamedNumbers``; parts that it does not name have their default."""
     defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
     values: dict[str, Any] = {}
     for word in words_of(text):
@@ -266,10 +266,10 @@ class Setting(FastNamedTuple):
     """Name, default and rule of a setting.
 
     Attributes:
-        name: of the field of ``Config``.
-        default: the value where none is given; it says the type.
-        rule: what the value may be.
-        secret: whether the value is shown nowhere: a token, an address that may hold a password.
+        name: name of the field of ``Config``.
+        default: the default value; its type is the type of the setting.
+        rule: the rule for values.
+        secret: whether the value is never shown, as of a token, or an address that may have a password.
     """
 
     name: str
@@ -278,14 +278,14 @@ class Setting(FastNamedTuple):
     secret: bool = False
 
     def checked(self, value: object) -> Any:  # Any: of the type of the default
-        """Returns ``value`` in the type of the setting: numpy's numbers and a path are as good as Python's own."""
+        """Returns ``value`` in the type of the setting, or raises ConfigError. Accepts numbers of numpy, and paths as text."""
         typed = self._typed(self.rule.converted(value), value)
         if rule := self.rule.broken(typed):
             raise self.refused(typed, rule)
         return typed
 
     def read(self, variable: str, text: str) -> Any:  # Any: as above
-        """Parses the text of a value."""
+        """Parses and checks the text of a value; ``variable`` is its name in the message of a ConfigError."""
         kind, word = type(self.default), text.strip().lower()
         value: object = text
         if kind is not str:
@@ -299,15 +299,15 @@ class Setting(FastNamedTuple):
             raise ConfigError(variable + str(error).removeprefix(self.name)) from None
 
     def refused(self, value: object, rule: str, name: str = "") -> ConfigError:
-        """Returns the error for a value that does not fit: value, rule, remedy."""
-        shown = "(not shown)" if self.secret else _Shown().repr(value)
+        """Returns the error for an invalid value: value, rule, remedy."""
+        shown = "(not shown)" if self.secret else _ValueRepr().repr(value)
         return ConfigError(
             f"{name or self.name}={shown}: expected {rule}. Leave it out for the default, {self.default!r}"
         )
 
     def _typed(self, value: object, given: object) -> Any:  # Any: as above
         kind = type(self.default)
-        # bool is an int to Python, but attempt=True is a slip.
+        # bool is a subclass of int, but attempt=True is a mistake.
         if isinstance(value, bool):
             if kind is bool:
                 return value
@@ -316,7 +316,7 @@ class Setting(FastNamedTuple):
         elif kind is float and isinstance(value, Real):
             try:
                 return float(value)
-            except OverflowError:  # a whole number
+            except OverflowError:  # an int that is too large for a float
                 raise self.refused(given, self.rule.broken(float("inf")) or _EXPECTED[kind]) from None
         elif kind is str and isinstance(value, (str, os.PathLike)):
             return str.__str__(os.fspath(value))
@@ -324,13 +324,13 @@ class Setting(FastNamedTuple):
 
 
 class IgnoredSetting(FastNamedTuple):
-    """A wrong setting that stops nothing: in the environment, in a file, or one that only the agent process can check.
+    """A wrong setting that is ignored: from the environment, from a file, or one that only the agent process can check.
 
     Attributes:
-        name: of the variable or the key, or the file that cannot be read.
+        name: name of the variable, the key, or the file that cannot be read.
         origin: ``environment``, ``code`` or the path of a file.
         problem: value, rule and remedy.
-        used: what holds in its place, as text; "" where nothing stands for it.
+        used: setting and value that are used instead; "" if the name is not a setting, or secret.
     """
 
     name: str
@@ -343,7 +343,7 @@ class IgnoredSetting(FastNamedTuple):
         return f"{self.problem}{end} Ignored{f'; in force: {self.used}' if self.used else ''}"
 
     def document(self) -> dict[str, str]:
-        """Returns what ``summary.json`` has of it."""
+        """Returns its entry in ``summary.json``."""
         return {"name": self.name, "from": self.origin, "problem": self.problem, "used": self.used}
 
 
@@ -354,34 +354,34 @@ def split_address(text: str) -> tuple[str, int] | None:
         host = host[1:-1]
     elif ":" in host:
         return None
-    plain = host.strip() and not has_control(host)
-    known = port.isascii() and port.isdigit() and len(port) <= len(str(MOST_PORT))
-    return (host, int(port)) if plain and known and int(port) <= MOST_PORT else None
+    is_host = host.strip() and not has_control(host)
+    is_number = port.isascii() and port.isdigit() and len(port) <= len(str(MOST_PORT))
+    return (host, int(port)) if is_host and is_number and int(port) <= MOST_PORT else None
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Returns host and port in the value of a setting with the rule ``Address``."""
-    found = split_address(text)
-    return found if found is not None else ("", 0)
+    """Returns host and port of a value that the rule ``Address`` has accepted."""
+    address = split_address(text)
+    return address if address is not None else ("", 0)
 
 
 def words_of(text: str) -> list[str]:
-    """Returns what a text names that names several things, divided by commas."""
+    """Splits a text at commas into words, without empty ones."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def switch_of(text: str) -> bool | None:
-    """Parses the text of a switch; returns None if it is none."""
+    """Parses the text of a switch, such as ``on`` or ``0``; returns None for other text."""
     return _SWITCH.get(text.strip().lower())
 
 
 def text_of(value: object) -> str:
-    """Returns a value as an environment variable holds it."""
+    """Returns a value as text for an environment variable."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class _Shown(reprlib.Repr):
-    """A value as people read it: a file of settings may hold a megabyte, or a list that holds itself."""
+class _ValueRepr(reprlib.Repr):
+    """Bounded ``repr`` of values in messages: a settings file may have a value of a megabyte, or a recursive list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -389,7 +389,7 @@ class _Shown(reprlib.Repr):
         self.maxlevel = 3
 
     def repr_int(self, x: int, level: int) -> str:
-        """Returns a whole number; of one that Python refuses to write its size."""
+        """Returns the digits of an integer; its number of bits if ``str`` refuses it (``sys.set_int_max_str_digits``)."""
         try:
             str(x)
         except ValueError:
