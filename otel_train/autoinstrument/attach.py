@@ -1,6 +1,6 @@
-"""Starts a session in a program below ``otel-train run`` once it imports torch or JAX and trains.
+"""Starts a session in a process below ``otel-train run`` once it has imported torch or JAX and trains.
 
-Until it trains a process may be a launcher, a worker or a tool.
+A process that does not train may be a launcher, a worker or a tool.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 _TABLE = "_global_optimizer_pre_hooks"
 _DIFFERENTIATE = ("grad", "value_and_grad", "vjp", "linearize")
-"""Functions of JAX that training programs call."""
+"""Functions of JAX that compute gradients."""
 
 _log = logging.getLogger("otel_train")
 
 
 class FirstSign:
-    """Calls back at the first sign of training. Other threads that give a sign meanwhile wait until the call returns."""
+    """Calls ``found`` at the first sign of training. Other threads with a sign wait until that call returns."""
 
     def __init__(self, found: Callable[[], None]) -> None:
         self._found = found
@@ -71,12 +71,12 @@ class FirstSign:
 
 
 class TrainingDetector(FirstSign):
-    """Waits for an iterator of a DataLoader, a forward, a backward or an update.
+    """Detects training by a new DataLoader iterator, a forward, a backward or an optimizer step.
 
-    The detecting wrappers are replaced by the instrumentation that the callback installs, and the call that was the sign
-    goes through it. Other threads that begin to train meanwhile wait until that is done. ``found`` is called once, on the
-    training thread, before the call proceeds; ``near``, which must not raise, once before the first optimizer is created,
-    unless training has begun: slow preparation runs then, outside of any step. ``finder`` stays installed for the session.
+    ``found`` is called once, on the training thread, before the detected call proceeds. The instrumentation that it installs
+    replaces the detecting wrappers, and the detected call goes through it. ``near``, which must not raise, is called once
+    before the first optimizer is created, unless training has begun: for slow preparation outside of any step. ``finder``
+    stays installed for the session.
     """
 
     def __init__(self, found: Callable[[], None], near: Callable[[], None] = lambda: None) -> None:
@@ -88,12 +88,12 @@ class TrainingDetector(FirstSign):
         self._near: Callable[[], None] | None = near
 
     def wait(self) -> None:
-        """Installs the wrappers."""
+        """Installs the detecting wrappers."""
         import torch
         from torch.utils.data import dataloader
 
         self.finder.inspect(math.inf)
-        self._undo.append(replace(dataloader.DataLoader, "__init__", self._before_opening, waits=True))
+        self._undo.append(replace(dataloader.DataLoader, "__init__", self._loader_init, waits=True))
         # The base class covers iterator classes of other libraries.
         for kind in ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
             self._before(getattr(dataloader, kind), "__init__", self.sign)
@@ -102,7 +102,7 @@ class TrainingDetector(FirstSign):
         self._before_updates()
 
     def prepare(self) -> None:
-        """Announces training."""
+        """Calls ``near``, once, if training has not begun."""
         near, self._near = self._near, None
         if near is not None and not self._over:
             near()
@@ -113,8 +113,8 @@ class TrainingDetector(FirstSign):
         if self.finder.notify != self._called:
             self.finder.notify(model)
 
-    def _before_opening(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Returns an ``__init__`` of DataLoader after which a pass of a loader that returns its own iterator is a sign from its begin."""
+    def _loader_init(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Returns a ``DataLoader.__init__`` that wraps ``__iter__`` of subclasses with their own iterator: its call is a sign."""
         from torch.utils.data import dataloader
 
         from otel_train.instrumentation.dataloader import iterates_itself
@@ -157,8 +157,8 @@ class TrainingDetector(FirstSign):
                 late(optimizer, args, kwargs)
 
         def first(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            # The table of global hooks is being gone through and must not change now; the optimizer's own
-            # hooks come after it, and from there on it may.
+            # torch iterates over the global hooks now, so they must not change. The optimizer's own hooks run after
+            # them: ``own`` may change the global hooks.
             if not self._over and id(optimizer) not in known:
                 known[id(optimizer)] = list(table.values())
                 optimizer.register_step_pre_hook(own)
@@ -167,10 +167,10 @@ class TrainingDetector(FirstSign):
 
 
 class JaxTrainingDetector(FirstSign):
-    """Waits until JAX compiles in a program that has requested a gradient.
+    """Detects training by a compilation in a program that has called a gradient function of JAX.
 
-    The gradient functions are wrapped: a wrapper records the call and forwards it, so results and traces are JAX's own.
-    Compilations are reported by JAX's monitoring events.
+    Wrappers of the gradient functions record the call and forward it, so that results and traces are those of JAX.
+    JAX's monitoring events report compilations.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class JaxTrainingDetector(FirstSign):
         log: Callable[[str, str], None] = _log.warning,
         modules: Mapping[str, Any] = sys.modules,
     ) -> None:
-        # Not at the top: programs of torch do not need it.
+        # Imported here because programs of torch do not need it.
         from otel_train.aggregation.counters import JaxCompiles
 
         super().__init__(found)
@@ -194,7 +194,7 @@ class JaxTrainingDetector(FirstSign):
         self._monitoring: Any = None
 
     def wait(self) -> None:
-        """Installs wrappers and listener; JAX has been imported."""
+        """Installs wrappers and listener. JAX must have been imported."""
         jax = self._modules["jax"]
         for name in _DIFFERENTIATE:
             if name in vars(jax):
@@ -219,7 +219,7 @@ class JaxTrainingDetector(FirstSign):
             self._differentiates = True
             return successor(jax, name, wrapper)(*args, **kwargs)
 
-        wrapper.__module__, wrapper.__qualname__ = jax.__name__, name  # where a pickle finds it
+        wrapper.__module__, wrapper.__qualname__ = jax.__name__, name  # pickle refers to the wrapper by these
         return wrapper
 
     def _on_event(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
@@ -234,10 +234,10 @@ class JaxTrainingDetector(FirstSign):
                 self.sign()
 
     def _at_exit(self) -> None:
-        """Explains why nothing was recorded if JAX compiled and no training was detected."""
+        """Logs why nothing was recorded if JAX compiled and no training was detected."""
         processes: Any = sys.modules.get("multiprocessing.process")
-        helps = processes is not None and processes.parent_process() is not None  # a pool, a loader, a fork
-        if self._seen.functions and not self._begun and not helps:
+        is_child = processes is not None and processes.parent_process() is not None  # of a pool, a loader
+        if self._seen.functions and not self._begun and not is_child:
             from otel_train.aggregation.counters import missing_step_reason
 
             seen = f"{self._seen.describe(self._clock())}; no gradient was asked for"
@@ -250,33 +250,33 @@ _attachments: list[Attachment] = []
 
 
 def begin(package: str) -> None:
-    """Waits for the first sign of training in this process, and in its forks."""
+    """Starts waiting for the first sign of training, in this process and in its forks."""
     if not _attachments:
         _attachments.append(Attachment())
     _attachments[0].wait(package)
 
 
 class Attachment:
-    """Starts the session of this process when it trains, or joins the one that the program starts."""
+    """Starts the session of this process when it trains, or uses the one that the program starts."""
 
     def __init__(self) -> None:
         self._packages: list[str] = []
         self._torch: TrainingDetector | None = None
         self._jax: JaxTrainingDetector | None = None
         self._over = False
-        # A failure is not retried: the program continues without instrumentation.
+        # After a failure the program continues without instrumentation, and nothing is tried again.
         self._guard = Guard("observing this program", limit=1)
         api.when_started.append(self._end_wait)
         os.register_at_fork(after_in_child=self._in_fork)
 
     def wait(self, package: str) -> None:
-        """Starts waiting for a sign of this package."""
+        """Installs the detection for this package, or adds it to the open session."""
         self._packages.append(package)
         if not self._over:
             active_session.wanted = self._wanted
             self._wait(package)
         elif package == "torch" and (session := api.current()) is not None:
-            session.add()  # it began with JAX
+            session.add()  # the session began before torch was imported
             session.find_models()
 
     def _wait(self, package: str) -> None:
@@ -289,9 +289,9 @@ class Attachment:
 
     def _wanted(self) -> None:
         """Starts the session because a public function needs it."""
-        waiting = self._jax or self._torch
-        if waiting is not None:
-            waiting.sign()
+        detector = self._jax or self._torch
+        if detector is not None:
+            detector.sign()
 
     def _start(self) -> None:
         if _is_loader_worker():
@@ -320,21 +320,21 @@ class Attachment:
         self._stop()
 
     def _stop(self) -> None:
-        """Stops waiting; the finder of models stays."""
+        """Removes the detection; the finder of models stays."""
         self._over = True
         active_session.wanted = None
-        for waiting in (self._torch, self._jax):
-            if waiting is not None:
-                waiting.stop()
+        for detector in (self._torch, self._jax):
+            if detector is not None:
+                detector.stop()
 
     def _give_up(self) -> None:
-        """Stops waiting and looking for models."""
+        """Removes the detection and the finder of models."""
         if self._torch is not None:
             self._torch.finder.remove()
         self._stop()
 
     def _in_fork(self) -> None:
-        """Waits again in a forked child, which inherits no session."""
+        """Installs the detection again in a forked child, which has no session."""
         with self._guard:
             api.forget_in_fork()
             self._give_up()

@@ -1,4 +1,4 @@
-"""Runs a program as a child process, forwards signals, and exits as it exits."""
+"""Runs a program as a child process, forwards signals, and ends with its exit code or signal."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from otel_train.files import absolute
 from otel_train.resource import LAUNCH_RUN, detect
 
 SITE: Final = Path(__file__).parent / "site"
-"""Goes on PYTHONPATH; see ``otel_train/autoinstrument/site/sitecustomize.py``."""
+"""Folder that is put on PYTHONPATH; it has ``sitecustomize.py``."""
 
 _WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _IGNORES_PYTHONPATH = frozenset("IES")
-"""Options of an interpreter, each a letter."""
+"""Options of Python that prevent the import of ``sitecustomize`` from PYTHONPATH."""
 
 _INTERPRETER = re.compile(r"(python|pypy)[0-9.]*t?")
 _PYTHON = re.compile(rb"#!.*\bpython[0-9.]*\b")
 
 
 def interpreter_flags(words: Sequence[str]) -> list[str]:
-    """Returns the options of an interpreter in its command line, such as ``-u`` or ``-X dev``."""
+    """Returns the options in a command line of Python that stand before the script, ``-m`` or ``-c``, such as ``-X dev``."""
     flags: list[str] = []
     rest = iter(words[1:])
     for word in rest:
@@ -47,7 +47,7 @@ def interpreter_flags(words: Sequence[str]) -> list[str]:
         elif word[:1] != "-" or word == "-":
             break
         else:
-            cluster = re.split("[mc]", word, maxsplit=1)
+            cluster = re.split("[mc]", word, maxsplit=1)  # -um is -u -m
             if cluster[0] != "-":
                 flags.append(cluster[0])
             if len(cluster) > 1:
@@ -56,7 +56,7 @@ def interpreter_flags(words: Sequence[str]) -> list[str]:
 
 
 def command_line(words: Sequence[str], *, module: str = "", flags: Sequence[str] = ()) -> list[str]:
-    """Returns the command that starts a script or a command; with ``module``, ``words`` are its arguments."""
+    """Returns the command that runs a script or a command with its arguments, or ``module`` with ``words`` as arguments."""
     if module:
         return [sys.executable, *flags, "-m", module, *words]
     if not words:
@@ -71,11 +71,11 @@ def command_line(words: Sequence[str], *, module: str = "", flags: Sequence[str]
 
 
 def _is_python(path: Path) -> bool:
-    """Returns whether to run it with ``python path``: unless it is executable and names another interpreter."""
+    """Returns whether to run a file with ``python path``: by its suffix, its ``#!`` line, or because it is not executable."""
     if path.suffix in (".py", ".pyw", ".pyc", ".pyz", ".zip") or not os.access(path, os.X_OK):
         return True
-    with path.open("rb") as opened:
-        return _PYTHON.match(opened.readline(256)) is not None
+    with path.open("rb") as file:
+        return _PYTHON.match(file.readline(256)) is not None
 
 
 def unreachable(line: Sequence[str]) -> str:
@@ -90,7 +90,7 @@ def unreachable(line: Sequence[str]) -> str:
 def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Returns the environment of the program: the user's, the settings given as options, and the import hook.
 
-    An option that is invalid raises ``ConfigError``; a variable of the user's is ignored with a warning.
+    An invalid option raises ``ConfigError``; an invalid variable of the user is ignored with a warning.
     """
     _refuse_wrong(settings, environ)
     result = {**environ, **settings}
@@ -99,7 +99,7 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder:
         return result
     if result.get(FILE_VARIABLE):
         result[FILE_VARIABLE] = str(absolute(Path(result[FILE_VARIABLE])))
-    # A program that changes its folder still writes where its user looks.
+    # Absolute, because the program may change its working directory.
     result["OTEL_TRAIN_RUN_DIR"] = str(absolute(Path(config.run_dir)))
     result[FOLDER] = str(folder)
     result[LAUNCH_RUN] = detect(config, environ).run_id
@@ -120,13 +120,13 @@ def _refuse_wrong(settings: Mapping[str, str], environ: Mapping[str, str]) -> No
     OtlpSettings.read({**environ, **settings}, on_wrong=refuse)
 
 
-_PASSED_ON = (
+_FORWARDED = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP,
     signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGWINCH,
 )  # fmt: skip
 _SENT_BY_A_PROCESS = 0
-"""``si_code`` up to 0: a process has sent the signal (siginfo_t, sigaction(2)). A terminal sends it to the
-program as well, so passing it on would send it twice."""
+"""``si_code`` of 0 or less: a process sent the signal (siginfo_t, sigaction(2)). A terminal sends its signals to the program
+as well: forwarded, they would arrive twice."""
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -136,12 +136,12 @@ def start_and_wait(
 ) -> int:
     """Runs a command with the terminal, standard streams, files, process group and signals of this process.
 
-    Returns its exit code; -n if signal n killed it, as in ``subprocess``.
-    Signals from other processes are forwarded; those of the terminal reach the command directly. ``before_reaping`` is
-    called after its exit, while the kernel still has its status.
+    Returns its exit code; -n if signal n killed it, as in ``subprocess``. Signals from other processes are forwarded; those of
+    the terminal reach the command directly. ``before_reaping`` is called after the exit, while the child is a zombie: its
+    status is still in ``/proc``.
     """
-    ignored = {number for number in _PASSED_ON if signal.getsignal(number) is signal.SIG_IGN}  # nohup
-    waited = {signal.SIGCHLD, *_PASSED_ON} - ignored
+    ignored = {number for number in _FORWARDED if signal.getsignal(number) is signal.SIG_IGN}  # nohup
+    waited = {signal.SIGCHLD, *_FORWARDED} - ignored
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
         child = subprocess.Popen(  # noqa: S603 - it is what the user asks for
@@ -159,7 +159,7 @@ def start_and_wait(
 
 
 def _wait(child: subprocess.Popen[bytes], waited: set[signal.Signals]) -> None:
-    """Waits for the exit without reaping the child."""
+    """Waits until the child has exited, without reaping it, and forwards signals."""
     while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         info = signal.sigwaitinfo(waited)
         if info.si_signo != signal.SIGCHLD and info.si_code <= _SENT_BY_A_PROCESS:
@@ -168,7 +168,7 @@ def _wait(child: subprocess.Popen[bytes], waited: set[signal.Signals]) -> None:
 
 
 def _in_the_child(mask: set[int]) -> Callable[[], None]:
-    """Returns what the child runs before it executes the program."""
+    """Returns the ``preexec_fn`` of the child: it sets the parent-death signal and restores the signal mask."""
     end_too = end_with_parent()
 
     def prepare() -> None:
@@ -179,19 +179,19 @@ def _in_the_child(mask: set[int]) -> Callable[[], None]:
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Returns what a child of this process runs first, so that the kernel kills it when this process ends."""
+    """Returns a ``preexec_fn`` after which the kernel kills the child when this process ends."""
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def prepare() -> None:
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent ended before prctl was called
             os.kill(os.getpid(), signal.SIGKILL)
 
     return prepare
 
 
 def end_like(code: int) -> int:
-    """Ends this process with the signal that killed the program; otherwise returns its exit code."""
+    """Ends this process with the signal that killed the program; if none did, returns the exit code."""
     if code >= 0:
         return code
     sys.stdout.flush()
