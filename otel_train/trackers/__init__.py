@@ -16,50 +16,50 @@ __all__ = ["OpeningTracker", "Tracker", "TrackerKind"]
 
 
 class Tracker(Protocol):
-    """A tracker. ``write`` and ``close`` are called on its own thread, and may block or raise.
+    """A tracker. ``write`` and ``close`` are called on a thread of the tracker, and may block or raise.
 
-    The other two are called by whoever makes the rows, and are quick.
+    ``wanted`` and ``place`` are called where rows are handed over, and must be quick.
     """
 
     name: str
-    """As people call it."""
+    """Name in messages."""
 
     def wanted(self) -> bool:
         """Returns whether there may be a run to log to."""
 
     def place(self) -> Any:
-        """Returns where a row that is made now belongs, for ``write``; None for nowhere.
+        """Returns the run or folder to which the present rows belong, for ``write``; None for none.
 
-        By the time it is written, the program's run may be over and the next one open.
+        When a row is written, the program's run may be over and the next one open.
         """
 
     def write(self, row: FlatRow, place: Any, /) -> None:
         """Logs one row."""
 
     def close(self) -> None:
-        """Gives back what was opened."""
+        """Closes the run or file that the tracker itself opened."""
 
 
 @fast_dataclass(frozen=True, kw_only=True)
 class OpeningTracker:
     """Arguments for opening a tracker."""
 
-    run: Any  # run or writer that the program gave: wandb's Run, MLflow's, a SummaryWriter
-    # The dict that it gave; {} for ``on``; None where no tracker was asked for.
+    run: Any  # run or writer of the program: a Run of wandb or MLflow, a SummaryWriter; None for none
+    # The dict that the program passed; {} for ``on``; None if the tracker is not requested.
     settings: Mapping[str, Any] | None
-    folder: Path | None  # where files of a tracker go by default; None without a run directory
-    thread: int  # the training thread
-    before_finish: Callable[[], object]  # for a thread of the program's that is about to finish a run
+    folder: Path | None  # default folder for files of the tracker; None without a run directory
+    thread: int  # identifier of the training thread
+    before_finish: Callable[[], object]  # to call on a thread of the program before it finishes a run
 
 
 @fast_dataclass(frozen=True, kw_only=True)
 class TrackerKind:
     """Setting, checks and constructor of a tracker. Each module of this package has one, ``KIND``."""
 
-    setting: str  # its name, and that of the package that is imported
-    imports: tuple[str, ...]  # where it is asked for, at the start: that takes seconds
-    attribute: str  # what a run or writer of it has, to be distinguished from anything else
-    named_by: str  # key of its dict that gives a name
-    keys: tuple[str, ...] = ()  # of its dict; empty where that is passed on
-    expected: str  # a run or writer of it, in words
+    setting: str  # name of the setting and of the package
+    imports: tuple[str, ...]  # modules to import at the start if it is requested: that takes seconds
+    attribute: str  # attribute by which a run or writer of it is recognised
+    named_by: str  # key of the dict for a name that was passed as text; used in a message
+    keys: tuple[str, ...] = ()  # allowed keys of the dict; empty if they are those of the package's ``init``
+    expected: str  # description of a run or writer of it, for messages
     make: Callable[[OpeningTracker], Tracker]

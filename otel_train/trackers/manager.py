@@ -1,4 +1,4 @@
-"""Opens the trackers of a run in the training process, where their runs are, and queues rows for them."""
+"""Opens trackers in the training process, where the program's runs are, and queues rows for them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from otel_train.trackers.metrics import FlatRow
 
 TRACKERS = {kind.setting: kind for kind in (wandb.KIND, mlflow.KIND, tensorboard.KIND)}
-"""Every tracker, by its setting. Another one is a module with a ``KIND``, a line here, and a setting."""
+"""Every tracker, by its setting. A new one needs a module with a ``KIND``, an entry here, and a setting."""
 
 
 FLAT_BLOCKS = frozenset({"profiling", "throughput"})
-"""Blocks of the console that are made of flat metrics; the profiler's comes with its capture."""
+"""Console blocks built from rows for trackers; the block ``profiler`` is printed after a capture instead."""
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the settings that a Config holds, and what is given as trackers, by name; else raises ConfigError."""
+    """Separates runs, writers and dicts given for trackers from other settings; raises ConfigError for other objects."""
     plain, given = dict(settings), {}
     for name in TRACKERS:
         value = plain.get(name, True)
@@ -42,7 +42,7 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def without_unusable(resolved: ResolvedConfig) -> ResolvedConfig:
-    """Returns the settings without trackers that environment or a file select and that are not installed."""
+    """Resets trackers that the environment or a file requests and that are not installed, or have wrong arguments."""
     config, origins, given, ignored = resolved.config, resolved.origins, dict(resolved.given), []
     for name in TRACKERS:
         if origins.get(name, CODE) == CODE or getattr(config, name) != "on":
@@ -52,7 +52,7 @@ def without_unusable(resolved: ResolvedConfig) -> ResolvedConfig:
             _checked(name, given.get(name, {}))
         except ConfigError as error:
             problem = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever its import does
+        except Exception as error:  # noqa: BLE001 - its import may raise anything
             problem = (
                 f"{name}='on': {name} cannot be imported: {type(error).__name__}: {error}. Install it again"
             )
@@ -70,7 +70,7 @@ def _is_choice(value: object) -> bool:
 
 
 def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
-    """Returns a given tracker; ConfigError if it is none, or a dict with an unknown key."""
+    """Returns ``value``, a run, writer or dict for a tracker; raises ConfigError if it is none, or for an unknown key."""
     if isinstance(value, dict):
         for key in value:
             known = _keys_of(name)
@@ -89,7 +89,7 @@ def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
 
 
 def _keys_of(name: str) -> tuple[str, ...]:
-    """Returns the allowed keys in the dict of a tracker; empty if any is allowed or the package is not imported yet."""
+    """Returns the allowed keys of the dict of a tracker; empty if all are allowed or the package is not imported yet."""
     if TRACKERS[name].keys:
         return TRACKERS[name].keys
     init = getattr(sys.modules.get(name), "init", None)
@@ -101,8 +101,8 @@ def _keys_of(name: str) -> tuple[str, ...]:
 class Trackers:
     """The trackers of rank 0, each with a queue and a thread.
 
-    ``folder`` is the run directory, ``thread`` the training thread; ``before_finish`` see ``OpeningTracker``. What a tracker
-    that is asked for writes with is imported already: see ``check_installed``.
+    ``folder`` is the run directory; for ``thread`` and ``before_finish`` see ``OpeningTracker``. The packages of requested
+    trackers have been imported by ``check_installed``.
     """
 
     def __init__(
@@ -120,50 +120,50 @@ class Trackers:
         self.show(words_of(config.console_metrics))
 
     def attach(self, given: Mapping[str, Any]) -> None:
-        """Logs to these runs or writers, or to runs opened with these dicts. Called on the training thread."""
+        """Logs to these runs or writers, or to runs opened with these arguments. Called on the training thread."""
         by_name("track({})", given, "runs and writers by name", 'Write track({"wandb": run})')
         for name, value in given.items():
             one_of("track({})", name, TRACKERS)
             self._open(name, _checked(name, value))
 
     def show(self, blocks: Iterable[str]) -> None:
-        """Prints these blocks as well. Called by the training thread."""
+        """Prints these console blocks as well. Called on the training thread."""
         self._blocks |= FLAT_BLOCKS.intersection(blocks)
         if self._blocks and "console_metrics" not in self._queues:
             self._queues["console_metrics"] = TrackerQueue(ConsoleTracker(self._blocks))
 
     @property
     def any(self) -> bool:
-        """Whether there may be one."""
+        """Whether there is a tracker that may have a run."""
         return bool(self._queues)
 
     def listened(self) -> bool:
         """Returns whether there is, or has been, a tracker to log to."""
-        # All are asked: some look at their run.
+        # A list, so that each is called: that of W&B also hooks into the program's run.
         wanted = [queue.tracker.wanted() for queue in list(self._queues.values())]
         self._awake = self._awake or any(wanted)
         return self._awake
 
     def put(self, rows: Iterable[FlatRow]) -> None:
-        """Hands over rows, to whoever listens now. Never waits."""
-        waiting = list(rows)
-        for queue in list(self._queues.values()) if waiting else ():
+        """Queues rows for each tracker that has a run now. Never waits."""
+        new = list(rows)
+        for queue in list(self._queues.values()) if new else ():
             place = queue.tracker.place() if queue.tracker.wanted() else None
             if place is not None:
-                for row in waiting:
+                for row in new:
                     queue.hand((row, place))
 
     def emptied(self, timeout_s: float) -> bool:
-        """Waits until what was handed over is written, in at most ``timeout_s`` seconds. Returns whether it is."""
+        """Waits until all queued rows are written, at most ``timeout_s`` seconds. Returns whether they are."""
         deadline = time.monotonic() + timeout_s
         return all(queue.emptied(deadline - time.monotonic()) for queue in list(self._queues.values()))
 
     def faults(self) -> int:
-        """Faults of all trackers; rows that were dropped count as well."""
+        """Sums the faults of all trackers; a dropped row counts as a fault."""
         return sum(queue.guard.faults + queue.dropped for queue in list(self._queues.values()))
 
     def close(self, timeout_s: float) -> None:
-        """Waits for what has been handed over, in at most ``timeout_s`` seconds in all."""
+        """Waits until all queued rows are written and the trackers closed, at most ``timeout_s`` seconds in all."""
         deadline = time.monotonic() + timeout_s
         queues = list(self._queues.values())
         for queue in queues:
@@ -172,14 +172,14 @@ class Trackers:
             queue.close(deadline - time.monotonic())
 
     def _open(self, name: str, given: Any) -> None:  # Any: a run, a writer, a dict
-        wish = getattr(self._config, name)
-        if wish == "off" and given is None:
+        choice = getattr(self._config, name)
+        if choice == "off" and given is None:
             return
-        if given is None and wish == "on":
+        if given is None and choice == "on":
             given = {}
-        plain = isinstance(given, dict)
+        is_dict = isinstance(given, dict)
         opening = OpeningTracker(
-            run=None if plain else given, settings=dict(given) if plain else None,
+            run=None if is_dict else given, settings=dict(given) if is_dict else None,
             folder=self._folder and self._folder / name, thread=self._thread,
             before_finish=self._before_finish,
         )  # fmt: skip
@@ -187,7 +187,7 @@ class Trackers:
 
 
 def check_installed(name: str) -> None:
-    """Imports the package of a selected tracker; ConfigError if it is not installed."""
+    """Imports the package of a requested tracker; raises ConfigError if it is not installed."""
     if find_spec(name) is None:
         raise ConfigError(
             f"{name}='on': {name} is not installed. Run: pip install 'otel-train[{name}]', or leave it out"
@@ -197,11 +197,11 @@ def check_installed(name: str) -> None:
 
 
 MOST_WAITING = 256
-"""Rows that wait for a tracker at most; a row has some dozens of values."""
+"""Most rows in the queue of a tracker; a row has some dozens of values."""
 
 
 class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
-    """Queues rows for one tracker; its thread starts with the first row."""
+    """Queue and thread of one tracker."""
 
     def __init__(self, tracker: Tracker) -> None:
         super().__init__(tracker.name, lambda item: tracker.write(*item), tracker.close, most=MOST_WAITING)
@@ -222,15 +222,15 @@ class ConsoleTracker:
         self._blocks = blocks
 
     def wanted(self) -> bool:
-        """Returns whether there is anything to print on."""
+        """Returns whether the process has a standard error stream."""
         return sys.stderr is not None
 
     def place(self) -> bool:
-        """Returns True: there is one console only."""
+        """Returns True: there is only one console."""
         return True
 
     def write(self, row: FlatRow, _: object) -> None:
-        """Prints the block of a row in one piece."""
+        """Prints the block of a row in one write."""
         block, lines = ("throughput", _throughput) if row.of_epoch else ("profiling", _profiling)
         if block in self._blocks:
             sys.stderr.write("".join(f"{line}\n" for line in lines(row)))
@@ -267,7 +267,7 @@ def _throughput(row: FlatRow) -> Iterator[str]:
 
 
 def _line(values: Mapping[str, float], head: str, names: Mapping[str, str], form: str) -> Iterator[str]:
-    """Yields a line with the known values of ``names``; none if nothing is known."""
-    known = [form.format(values[key], unit) for key, unit in names.items() if key in values]
-    if known:
-        yield f"  {head}{', '.join(known)}"
+    """Yields one line with the values that ``names`` has units for; no line if all are missing."""
+    parts = [form.format(values[key], unit) for key, unit in names.items() if key in values]
+    if parts:
+        yield f"  {head}{', '.join(parts)}"

@@ -30,23 +30,23 @@ _log = logging.getLogger("otel_train")
 
 
 class SafeNames:
-    """Gives every name a form of letters, digits and ``_-.``, and no two names the same one."""
+    """Maps names to distinct names of letters, digits and ``_-.``, which all trackers accept."""
 
     def __init__(self) -> None:
         self._safe: dict[str, str] = {}
         self._warned = False
 
     def __call__(self, name: str) -> str:
-        """Returns ``name``, made safe: the rest becomes ``_``, a collision gets ``_2``, ``_3`` and so on, with one warning."""
+        """Returns ``name`` with other characters as ``_``; ``_2``, ``_3``, ... are appended to a name in use, with one warning."""
         if name not in self._safe:
             self._safe[name] = self._new(name)
         return self._safe[name]
 
     def _new(self, name: str) -> str:
         plain = _UNSAFE.sub("_", name) or "_"
-        taken = set(self._safe.values())
+        used = set(self._safe.values())
         safe, number = plain, 1
-        while safe in taken:
+        while safe in used:
             number += 1
             safe = f"{plain}_{number}"
         if number > 1 and not self._warned:
@@ -62,17 +62,17 @@ _PARTS: Final = {
     "timing": ("batch_load_time_ms", "batch_transform_time_ms"),
     "memory": ("memory_",),
 }
-"""How the keys of the parts of an epoch's throughput begin, by what the setting calls them."""
+"""Prefixes of keys in an epoch's row, by the value of ``throughput_metrics`` that selects them."""
 
 
 def left_out(parts: str) -> tuple[str, ...]:
-    """Returns how the keys begin that ``throughput_metrics`` does not name."""
+    """Returns the prefixes of keys that ``throughput_metrics`` does not select."""
     wanted = words_of(parts)
     return tuple(start for part, starts in _PARTS.items() if part not in wanted for start in starts)
 
 
 def without(values: Mapping[str, float], starts: tuple[str, ...]) -> dict[str, float]:
-    """Returns ``values`` without keys that begin like this, also after a loader's name."""
+    """Returns ``values`` without keys that have one of the prefixes, also after ``dl_<loader>/``."""
     return {key: value for key, value in values.items() if not key.rpartition("/")[2].startswith(starts)}
 
 
@@ -81,10 +81,10 @@ _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 class EpochWindow:
-    """Values of an epoch: rates, times to load and to transform a batch, efficiency.
+    """Accumulates the values of an epoch's row: rates, times to load and to transform a batch, efficiency, memory.
 
-    ``totals`` has the workers' build times; ``loaders`` gives the loaders known now; ``memory`` gives memory metrics, from the
-    training loaders' names and when the epoch ended.
+    ``totals`` has the workers' build times; ``loaders`` returns facts of the known loaders; ``memory`` returns memory metrics for
+    the names of the training loaders and the end of the epoch.
     """
 
     def __init__(
@@ -98,47 +98,47 @@ class EpochWindow:
         self._totals = totals
         self.loaders = loaders
         self._memory = memory
-        self._exposed = totals.device.copy()
+        self._device_before = totals.device.copy()
         self._begin()
 
     def _begin(self) -> None:
-        self._of: defaultdict[str, _LoaderSums] = defaultdict(_LoaderSums)
+        self._loader_sums: defaultdict[str, _LoaderSums] = defaultdict(_LoaderSums)
         self._step_ns = self._work_ns = 0
 
     def add(self, part: ClosedStepsPart) -> None:
-        """Counts what ended."""
+        """Adds calls, batches and steps that have ended."""
         self._step_ns += int(part.step_ns.sum())
         self._work_ns += int(part.work_ns.sum())
         for source, phase, ns, _ in part.loader_ns.tolist():
             if phase == TRAIN:
-                self._of[self._name(source)].ns += ns
+                self._loader_sums[self._name(source)].ns += ns
         train = part.batches[part.batches[:, 1] == TRAIN]
         for source in np.unique(train[:, 0]).tolist():
             name, samples = self._name(source), train[train[:, 0] == source, 2]
-            loader = self._of[name]
+            loader = self._loader_sums[name]
             loader.batches += len(samples)
             loader.samples += int(samples[samples >= 0].sum())
-            loader.blind = loader.blind or bool((samples < 0).any())
-            # A batch has one build; workers are ahead, so builds are there before their batches.
+            loader.has_unknown = loader.has_unknown or bool((samples < 0).any())
+            # Each batch has one build time. Workers prefetch, so build times arrive before their batches.
             _add(
                 loader.builds, self._totals.loaders.take_builds(name, loader.batches - loader.builds.count(0))
             )
         data = (part.kind == SourceKind.DATA) & (part.phase == TRAIN)
         for source in np.unique(part.source[data]).tolist():
-            _add(self._of[self._name(source)].loads, part.lasted_ns[data & (part.source == source)])
+            _add(self._loader_sums[self._name(source)].loads, part.lasted_ns[data & (part.source == source)])
 
     def skip(self) -> None:
-        """Skips what was built up to now while no tracker listened: it belongs to no epoch."""
+        """Drops the build times of batches from before a tracker had a run: they belong to no epoch's row."""
         self._totals.loaders.drop_builds()
 
     def take(self, at_ns: int) -> dict[str, float]:
-        """Returns the metrics of the epoch, which ended at ``at_ns``; the next one begins there. None without a training step."""
-        loaders = {name: loader for name, loader in self._of.items() if loader.batches}
+        """Returns the metrics of the epoch that ended at ``at_ns``, and begins the next one. Empty without a training step."""
+        loaders = {name: loader for name, loader in self._loader_sums.items() if loader.batches}
         facts = self.loaders()
         for name, loader in loaders.items():
             loader.workers = facts[name].workers if name in facts else None
             if not loader.builds.count(0) and loader.workers == 0:
-                loader.builds = loader.loads  # without workers a batch is built while it is waited for
+                loader.builds = loader.loads  # without workers a batch is built during the wait for it
         waits_ns = self._exposed_ns(loaders)
         memory = self._memory(list(loaders), at_ns) if self._memory is not None else {}
         found: dict[str, float] = {}
@@ -158,12 +158,12 @@ class EpochWindow:
         return self._totals.names.sources[source].name
 
     def _values(self, loaders: list[_LoaderSums]) -> dict[str, float]:
-        # Of one loader over the time of its own batches, as ``rates`` of the summary; of several over that of all steps.
+        # Rates of one loader are over the time of its own batches, as in ``rates`` of summary.json; others over all steps.
         seconds = (loaders[0].ns if len(loaders) == 1 else self._step_ns) / NS_PER_S
         found: dict[str, float] = {}
         if not seconds:
             return found
-        if not any(loader.blind for loader in loaders):
+        if not any(loader.has_unknown for loader in loaders):
             found["samples_per_second"] = sum(loader.samples for loader in loaders) / seconds
         found["batches_per_second"] = sum(loader.batches for loader in loaders) / seconds
         found.update(_milliseconds("batch_load_time_ms", [loader.loads for loader in loaders]))
@@ -172,9 +172,9 @@ class EpochWindow:
         return found
 
     def _exposed_ns(self, loaders: Mapping[str, _LoaderSums]) -> float | None:
-        """Returns the device idle time for lack of a batch since the last epoch; None if not measured."""
+        """Returns how long the device waited for batches since the last epoch; None if not measured for each loader."""
         device, names = self._totals.device, self._totals.names
-        window, self._exposed = device.minus(self._exposed), device.copy()
+        window, self._device_before = device.minus(self._device_before), device.copy()
         found, measured = 0.0, set()
         for number, key in enumerate(names.keys[: len(window)]):
             if key.stage == "data" and key.phase == "train" and window.count(number):
@@ -184,7 +184,7 @@ class EpochWindow:
         return found if loaders and measured.issuperset(loaders) else None
 
     def _efficiency(self, loaders: Iterable[_LoaderSums], exposed_ns: float | None) -> float | None:
-        """Returns the time that the slower of loaders alone and computing alone would take, to the time it took."""
+        """Returns the ratio of the time of the slowest part alone (computing, or one loader) to the time of the steps, at most 1."""
         work_ns = self._work_ns if exposed_ns is None else max(0.0, self._step_ns - exposed_ns)
         alone = [work_ns / NS_PER_S]
         for loader in loaders:
@@ -196,14 +196,14 @@ class EpochWindow:
 
 
 class _LoaderSums:
-    """What an epoch had of one loader."""
+    """Sums of one loader in an epoch."""
 
     def __init__(self) -> None:
         self.loads = Histograms(size=1)  # waits for a batch
         self.builds = Histograms(size=1)  # times to build a batch
         self.batches = self.samples = 0
-        self.blind = False  # whether a batch had an unknown number of samples
-        self.ns = 0  # of the steps with its batches
+        self.has_unknown = False  # whether a batch had an unknown number of samples
+        self.ns = 0  # wall time of its batches
         self.workers: int | None = None
 
 
@@ -212,14 +212,14 @@ def _add(histogram: Histograms, values_ns: np.ndarray) -> None:
 
 
 def _milliseconds(key: str, parts: list[Histograms]) -> dict[str, float]:
-    together = Histograms(size=1)
+    merged = Histograms(size=1)
     for part in parts:
-        together.merge(part)
-    count = together.count(0)
+        merged.merge(part)
+    count = merged.count(0)
     if not count:
         return {}
-    mean_s = together.sum_s(0) / count
-    quantiles = {name: together.quantile(0, q) for name, q in _QUANTILES.items()}
+    mean_s = merged.sum_s(0) / count
+    quantiles = {name: merged.quantile(0, q) for name, q in _QUANTILES.items()}
     return {f"{key}_{name}": value * MS_PER_S for name, value in {"avg": mean_s, **quantiles}.items()}
 
 
@@ -230,11 +230,11 @@ _LOGGED = {
     EVAL: ("val", ("data", "forward")),
 }
 _FORWARDS = (int(SourceKind.FORWARD), int(SourceKind.WHOLE))
-_PHASES = 8
+_PHASES = 8  # more than there are phases: the factor of the phase in a combined key
 
 
 class _Sums(dict[str, tuple[int, int]]):
-    """By name, how many durations there were, and their sum in nanoseconds."""
+    """Count and sum of durations, in nanoseconds, by name."""
 
     def add(self, name: str, lasted_ns: np.ndarray) -> None:
         self.add_up(name, len(lasted_ns), int(lasted_ns.sum()))
@@ -246,7 +246,7 @@ class _Sums(dict[str, tuple[int, int]]):
 
 
 class StageMeans:
-    """``profile/{train,val}/dl_{loader}/time_{stage}_ms``: mean of one call since the last log."""
+    """``profile/{train,val}/dl_{loader}/time_{stage}_ms``: mean of one call since the last row."""
 
     def __init__(self, names: SeriesNames, safe: SafeNames) -> None:
         self._names = names
@@ -255,26 +255,26 @@ class StageMeans:
         self._waits: dict[int, _BatchWait] = {}
 
     def add(self, part: ClosedStepsPart) -> None:
-        """Counts what ended."""
-        flat = (part.source * (len(self._names.sources) + 1) + part.loader + 1) * _PHASES + part.phase
-        for value in np.unique(flat).tolist():
-            mine = np.flatnonzero(flat == value)
-            phase = value % _PHASES
-            source, loader = int(part.source[mine[0]]), int(part.loader[mine[0]])
-            spelled, stages = _LOGGED.get(phase, ("", ()))
+        """Adds calls that have ended."""
+        keys = (part.source * (len(self._names.sources) + 1) + part.loader + 1) * _PHASES + part.phase
+        for key in np.unique(keys).tolist():
+            calls = np.flatnonzero(keys == key)
+            phase = key % _PHASES
+            source, loader = int(part.source[calls[0]]), int(part.loader[calls[0]])
+            label, stages = _LOGGED.get(phase, ("", ()))
             stage = self._names.sources[source].stage
             if stage in stages and loader >= 0:
-                name = f"profile/{spelled}/{self._loader(loader)}/time_{stage}_ms"
-                self._sums.add(name, part.lasted_ns[mine])
+                name = f"profile/{label}/{self._loader(loader)}/time_{stage}_ms"
+                self._sums.add(name, part.lasted_ns[calls])
         train = np.flatnonzero((part.phase == TRAIN) & (part.loader >= 0))
         for loader in np.unique(part.loader[train]).tolist():
-            mine = train[part.loader[train] == loader]
+            calls = train[part.loader[train] == loader]
             wait = self._waits.setdefault(loader, _BatchWait())
-            found = wait.take(part.kind[mine], part.started_ns[mine], part.lasted_ns[mine])
+            found = wait.take(part.kind[calls], part.started_ns[calls], part.lasted_ns[calls])
             self._sums.add(f"profile/train/{self._loader(loader)}/time_batch_wait_ms", found)
 
     def take(self) -> dict[str, float]:
-        """Returns the means; the next ones begin here."""
+        """Returns the means since the last call."""
         sums, self._sums = self._sums, _Sums()
         return {key: total_ns / count * MS_PER_NS for key, (count, total_ns) in sums.items()}
 
@@ -283,20 +283,22 @@ class StageMeans:
 
 
 class _BatchWait:
-    """From the end of a loader's previous batch's last stage to the first forward of its next batch."""
+    """Time from the end of the last stage of a loader's batch to the first forward of its next batch."""
 
     def __init__(self) -> None:
         self._worked_ns = -1  # end of the last stage so far
-        self._since_ns = -1  # the same for the batch before the present one; -1 once it has had its forward
+        self._since_ns = -1  # the same for the batch before the present one; -1 once that had its forward
 
     def take(self, kind: np.ndarray, started_ns: np.ndarray, lasted_ns: np.ndarray) -> np.ndarray:
-        """Waits of the batches whose forward ended here. Calls come in the order of their ends."""
+        """Returns the waits of the batches whose first forward is among these calls, which are in the order of their ends."""
         fetched = kind == SourceKind.DATA
         ended = started_ns + lasted_ns
         batch = np.cumsum(fetched)
         last = int(batch[-1])
         worked = np.full(last + 1, -1, dtype=np.int64)
-        worked[batch[~fetched]] = ended[~fetched]  # the last one written is the last one that ended
+        worked[batch[~fetched]] = ended[
+            ~fetched
+        ]  # of equal indices numpy keeps the last value: the latest end
         worked[0] = max(worked[0], self._worked_ns)
         np.maximum.accumulate(worked, out=worked)
         since = np.concatenate(([self._since_ns], worked[:-1]))
@@ -310,7 +312,7 @@ class _BatchWait:
 
 
 class Operations:
-    """``profiling/{operation}_{avg_time,total_time,count}``: seconds since the start or the last reset."""
+    """``profiling/{operation}_{avg_time,total_time,count}``, in seconds: totals since the start or the last reset."""
 
     def __init__(self, names: SeriesNames, safe: SafeNames) -> None:
         self._names = names
@@ -318,24 +320,24 @@ class Operations:
         self._sums = _Sums()
 
     def reset(self) -> None:
-        """Starts from now."""
+        """Sets the totals to zero."""
         self._sums = _Sums()
 
     def add(self, part: ClosedStepsPart) -> None:
-        """Counts what ended."""
+        """Adds calls and steps that have ended."""
         train, sums = part.phase == TRAIN, self._sums
         sums.add("data_batch_production", part.lasted_ns[train & (part.kind == SourceKind.DATA)])
         sums.add_up("loss_fn_computation", int(part.losses.sum()), int(part.loss_ns.sum()))
-        # A step in which no call was seen has a duration, and nothing that could be timed.
+        # ``training_ns`` is 0 for a step without a recorded call.
         sums.add("training_step", part.training_ns[part.training_ns > 0])
         sums.add("make_step_total", part.work_ns)
-        own = part.kind == SourceKind.STAGE
-        for source in np.unique(part.source[own]).tolist():
-            mine = own & (part.source == source)
-            sums.add(self._safe(self._names.sources[source].name), part.lasted_ns[mine])
+        is_user_stage = part.kind == SourceKind.STAGE
+        for source in np.unique(part.source[is_user_stage]).tolist():
+            calls = is_user_stage & (part.source == source)
+            sums.add(self._safe(self._names.sources[source].name), part.lasted_ns[calls])
 
     def values(self) -> dict[str, float]:
-        """Returns the values now, in seconds."""
+        """Returns the present values, times in seconds."""
         found: dict[str, float] = {}
         for name, (count, total_ns) in self._sums.items():
             if count:
@@ -347,35 +349,35 @@ class Operations:
 
 
 class FlatRow(NamedTuple):
-    """What a tracker logs at once."""
+    """Values that a tracker logs in one call."""
 
-    unix_ns: int  # when the last of it happened
-    step: int  # training steps that had been counted
-    epoch: int  # from 1 where the program gives it no other number
-    of_epoch: bool  # a row about a whole epoch; else one about the steps since the last
+    unix_ns: int  # end of the period that the row is about
+    step: int  # training steps counted by then
+    epoch: int  # its number; counted from 1 unless the program gives numbers
+    of_epoch: bool  # whether the row is about an epoch; else about the steps since the last row
     values: dict[str, float]  # by flat name
 
 
 class ClosedStepsPart(NamedTuple):
-    """A part of ``ClosedSteps``, of a stage call or a training step each, or as there. Columns are int64."""
+    """A part of ``ClosedSteps``. Columns are int64."""
 
-    source: np.ndarray
+    source: np.ndarray  # this and the next five: of stage calls
     loader: np.ndarray  # -1 for none
     phase: np.ndarray
     started_ns: np.ndarray
     lasted_ns: np.ndarray
     kind: np.ndarray
-    batches: np.ndarray
-    step_ns: np.ndarray
-    work_ns: np.ndarray  # less what was waited for data
-    loader_ns: np.ndarray
+    batches: np.ndarray  # as in ``ClosedSteps``
+    step_ns: np.ndarray  # of training steps, as the columns below
+    work_ns: np.ndarray  # without waits for data
+    loader_ns: np.ndarray  # as in ``ClosedSteps``
     loss_ns: np.ndarray
     losses: np.ndarray
     training_ns: np.ndarray  # from the first forward, or loss, to the end of the last update
 
 
 class _Mark(NamedTuple):
-    """Where a row is due: when, and the training steps up to there. ``boundary`` is that of epochs, if the row is about one."""
+    """A time at which a row is due, and the training steps by then. ``boundary``: set if the row is about an epoch."""
 
     at_ns: int
     step: int
@@ -383,10 +385,10 @@ class _Mark(NamedTuple):
 
 
 class FlatMetrics:
-    """Splits closed steps at the steps and epochs that are logged, and sums up each part.
+    """Splits closed steps at the steps and epochs at which a row is due, and builds a row from each part.
 
-    ``every_steps`` training steps, and ``every_epochs`` epochs, are between two rows; 0 for none. ``unix`` turns the run's
-    clock into Unix time, in nanoseconds.
+    A row is due every ``every_steps`` training steps and every ``every_epochs`` epochs; 0 for none. ``unix`` converts the
+    monotonic clock to Unix time, in nanoseconds.
     """
 
     def __init__(
@@ -399,26 +401,26 @@ class FlatMetrics:
         unix: Callable[[int], int],
     ) -> None:
         self.epoch = 1
-        self.reported = 0  # reports asked for, and made
+        self.reported = 0  # number of the last report that was written
         self._names = names
         self._every_steps = every_steps
         self._every_epochs = every_epochs
         self._unix = unix
-        self._step = self._logged = 0
-        self._stepped_ns = 0  # when that step ended
-        self._beside_ns = 0  # when the last evaluation or user-defined stage ended, if no row has it
+        self._step = self._logged = 0  # training steps counted, and those in rows
+        self._stepped_ns = 0  # when the last step ended
+        self._beside_ns = 0  # end of the last evaluation or user-defined stage that is in no row; 0 for none
         self._means = StageMeans(names, epochs.safe)
         self._operations = Operations(names, epochs.safe)
         self._epochs = epochs
 
     def reset(self) -> None:
-        """Lets the totals of operations start from now."""
+        """Sets the totals of operations to zero."""
         self._operations.reset()
 
     def take(
         self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray, boundaries: Sequence[EpochBoundary]
     ) -> list[FlatRow]:
-        """Returns the rows that are due, from closed ``rows`` of the training thread's steps with these ``numbers``."""
+        """Returns the rows that are due; ``rows`` are the indices of the training thread's steps, ``numbers`` their numbers."""
         made: list[FlatRow] = []
         marks = self._marks(closed, rows, numbers, boundaries)
         parts = self._parts(closed, [mark.at_ns for mark in marks])
@@ -440,7 +442,7 @@ class FlatMetrics:
         return made
 
     def skip(self, numbers: np.ndarray, boundaries: Sequence[EpochBoundary]) -> None:
-        """Counts only: no tracker listens yet."""
+        """Counts steps and epochs without building rows, while no tracker has a run."""
         self._epochs.skip()
         for boundary in boundaries:
             self.epoch = boundary.running
@@ -448,19 +450,19 @@ class FlatMetrics:
             self._step = self._logged = int(numbers[-1]) + 1
 
     def report(self, number: int, at_ns: int) -> list[FlatRow]:
-        """Returns a row of what is known now, unless the report with that number has been made."""
+        """Returns a row of the present values, unless the report with that number has been written."""
         row = self._step_row(at_ns) if number > self.reported else []
         self.reported = number if row else self.reported
         return row
 
     def so_far(self) -> list[FlatRow]:
-        """Returns a row of what came since the last one: steps, an evaluation, user-defined stages."""
+        """Returns a row if there were steps, evaluations or user-defined stages since the last one."""
         if self._step > self._logged:
             return self._step_row(self._stepped_ns)
         return self._step_row(self._beside_ns) if self._beside_ns else []
 
     def finish(self, last: EpochBoundary) -> list[FlatRow]:
-        """Returns a row of what came since the last one, if anything did, and one of the epoch, if one ends here."""
+        """Returns the row of ``so_far``, and that of the last epoch if it ends here."""
         return [*self.so_far(), *self._epoch_row(last, self._stepped_ns)]
 
     def _step_row(self, at_ns: int) -> list[FlatRow]:
@@ -488,17 +490,18 @@ class FlatMetrics:
             found = [
                 _Mark(at, step) for at, step in zip(ended.tolist(), (numbers[due] + 1).tolist(), strict=True)
             ]
-        said: list[tuple[int, EpochBoundary | None]] = [
-            (at_ns, None) for at_ns in self._asked(closed, {mark.at_ns for mark in found})
+        requested: list[tuple[int, EpochBoundary | None]] = [
+            (at_ns, None) for at_ns in self._requested(closed, {mark.at_ns for mark in found})
         ]
-        said += [(boundary.at_ns, boundary) for boundary in boundaries]
-        for at_ns, boundary in said:
+        requested += [(boundary.at_ns, boundary) for boundary in boundaries]
+        for at_ns, boundary in requested:
             before = np.flatnonzero(closed.steps.ended_ns[rows] <= at_ns)
             found.append(_Mark(at_ns, int(numbers[before[-1]]) + 1 if len(before) else self._step, boundary))
-        return sorted(found, key=lambda mark: mark.at_ns)  # a step ends before the epoch does
+        # The sort is stable: at equal times the row of a step precedes that of an epoch.
+        return sorted(found, key=lambda mark: mark.at_ns)
 
-    def _asked(self, closed: ClosedSteps, due: Container[int]) -> Iterator[int]:
-        """Times of requested reports that were not written and are not due anyway."""
+    def _requested(self, closed: ClosedSteps, due: Container[int]) -> Iterator[int]:
+        """Yields the times of requested reports that are not written yet and not due anyway."""
         for at_ns, op, number in closed.said.tolist():
             if op == Op.REPORT and number > self.reported:
                 self.reported = number
@@ -506,7 +509,7 @@ class FlatMetrics:
                     yield at_ns
 
     def _parts(self, closed: ClosedSteps, cuts: list[int]) -> Iterator[ClosedStepsPart]:
-        """Splits closed steps at the cuts: one part more than cuts. What ends at a cut is before it."""
+        """Splits closed steps at the cuts into ``len(cuts) + 1`` parts. What ends at a cut is in the part before it."""
         calls, steps, batches = closed.occurrences, closed.steps, closed.batches
         ended = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
         kind = self._names.kinds[calls.source].astype(np.int64)
@@ -520,10 +523,10 @@ class FlatMetrics:
         batches = batches[np.argsort(batches[:, 3], kind="stable")]
         for number in range(len(cuts) + 1):
             call, batch, step, loader = (slice(*at[number : number + 2].tolist()) for at in edges)
-            mine = train[step][counted[step]]
-            lasted = steps.duration_ns[mine]
+            own = train[step][counted[step]]
+            lasted = steps.duration_ns[own]
             yield ClosedStepsPart(
                 calls.source[call], calls.loader[call], calls.phase[call], calls.started_ns[call],
                 calls.inclusive_ns[call], kind[call], batches[batch], lasted,
-                lasted - waited[step][counted[step]], closed.loader_ns[loader], steps.loss_ns[mine], steps.losses[mine], steps.training_ns[mine],
+                lasted - waited[step][counted[step]], closed.loader_ns[loader], steps.loss_ns[own], steps.losses[own], steps.training_ns[own],
             )  # fmt: skip

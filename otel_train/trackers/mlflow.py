@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 NS_PER_MS = 10**6
 KEYS = ("tracking_uri", "experiment_name", "run_name")
-"""What its dict may have in it."""
+"""Allowed keys of the dict that the setting ``mlflow`` takes."""
 
 
 class MlflowRun(NamedTuple):
-    """Runs of MLflow that a row may belong to; none where the run is our own.
+    """The program's MLflow runs to which a row may belong; empty if otel_train has opened a run of its own.
 
     Attributes:
-        active: when each active run began, in Unix milliseconds, and its id; the innermost first.
-        ended: id of the one that ended last; "" for none.
+        active: begin in Unix milliseconds and id of each active run, the innermost first.
+        ended: id of the run that ended last; "" for none.
     """
 
     active: tuple[tuple[int, str], ...] = ()
@@ -32,10 +32,10 @@ class MlflowRun(NamedTuple):
 class MlflowTracker:
     """Logs to the active run of the training thread, to a given run, or to a separate one.
 
-    MLflow's active run belongs to a thread; this is called on another. So the run is found by the training
-    thread's identity, and written to by its id. A row is written after the steps it tells of, so the run may have
-    ended by then: it is the row's all the same, if it was active at the row's last step. The store is the one that
-    was in force when the run was first seen, because the program may turn to another one.
+    MLflow keeps the active run per thread, and this runs on another thread: the run is looked up by the identifier of the
+    training thread, and written to by its id. A row is written after the steps that it is about, so the run may have ended by
+    then: a row belongs to the run that was active at its last step. The tracking URI is the one at the time when the run was
+    first seen, because the program may set another one later.
     """
 
     name = "MLflow"
@@ -44,11 +44,11 @@ class MlflowTracker:
         self._thread = thread
         self._given = run.info.run_id if run is not None else ""
         self._settings = settings
-        self._own = ""
-        self._uris: dict[str, str | None] = {}  # by run
-        self._lasted_ms: dict[str, tuple[int, int]] = {}  # runs that have ended: Unix time of start and end
-        self._clients: dict[str | None, Any] = {}  # by store
-        self._before = self._of_training("_last_active_run_id")  # ended before any row
+        self._own = ""  # id of the run that the tracker itself opened
+        self._uris: dict[str, str | None] = {}  # tracking URI by run
+        self._ended_runs: dict[str, tuple[int, int]] = {}  # Unix milliseconds of start and end, by run
+        self._clients: dict[str | None, Any] = {}  # by tracking URI
+        self._before = self._thread_value("_last_active_run_id")  # ended before any row
 
     def wanted(self) -> bool:
         """Returns whether there may be a run to log to."""
@@ -61,8 +61,8 @@ class MlflowTracker:
         if self._given:
             place = MlflowRun(((0, self._given),))
         else:
-            infos = [run.info for run in reversed(self._of_training("_active_run_stack") or ())]
-            last = self._of_training("_last_active_run_id")
+            infos = [run.info for run in reversed(self._thread_value("_active_run_stack") or ())]
+            last = self._thread_value("_last_active_run_id")
             active = tuple((info.start_time, info.run_id) for info in infos)
             place = MlflowRun(active, last if last and last != self._before else "")
         runs = [run_id for run_id in (*(run_id for _, run_id in place.active), place.ended) if run_id]
@@ -86,12 +86,12 @@ class MlflowTracker:
         self._client(self._uris[run_id]).log_batch(run_id, metrics=metrics)
 
     def _run_at(self, place: MlflowRun, at_ms: int) -> str:
-        """Returns the run that was active then; "" if none was."""
+        """Returns the id of the run that was active at this time; "" if none was."""
         if place.ended:
-            if place.ended not in self._lasted_ms:
+            if place.ended not in self._ended_runs:
                 info = self._client(self._uris[place.ended]).get_run(place.ended).info
-                self._lasted_ms[place.ended] = (info.start_time, info.end_time or at_ms)
-            began_ms, ended_ms = self._lasted_ms[place.ended]
+                self._ended_runs[place.ended] = (info.start_time, info.end_time or at_ms)
+            began_ms, ended_ms = self._ended_runs[place.ended]
             if began_ms <= at_ms <= ended_ms:
                 return place.ended
         return next((run_id for began_ms, run_id in place.active if began_ms <= at_ms), "")
@@ -103,24 +103,24 @@ class MlflowTracker:
         return self._clients[uri]
 
     def close(self) -> None:
-        """Ends the run if it is ours."""
+        """Ends the run that the tracker itself opened."""
         if self._own:
             [client] = self._clients.values()
             client.set_terminated(self._own)
 
-    def _of_training(self, name: str) -> Any:
-        """Returns MLflow's value ``name`` of the training thread. There is no public function for another thread."""
+    def _thread_value(self, name: str) -> Any:
+        """Returns MLflow's thread-local ``name`` of the training thread. MLflow has no public function for another thread."""
         fluent = sys.modules.get("mlflow.tracking.fluent")
         values: dict[int, Any] = getattr(getattr(fluent, name, None), "get_all_thread_values", dict)()
         return values.get(self._thread)
 
 
 def _opened(client: Any, settings: Mapping[str, Any]) -> str:
-    """Creates a run of our own; returns its id."""
+    """Creates a run; returns its id."""
     name = settings.get("experiment_name", "Default")
     experiment = client.get_experiment_by_name(name)
-    identity = experiment.experiment_id if experiment else client.create_experiment(name)
-    return str(client.create_run(identity, run_name=settings.get("run_name")).info.run_id)
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+    return str(client.create_run(experiment_id, run_name=settings.get("run_name")).info.run_id)
 
 
 KIND = TrackerKind(

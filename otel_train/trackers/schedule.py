@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from otel_train.config import Config
 
 MOST_HELD = 100_000
-"""Operations held back while the thread that trains writes nothing; 6 MB."""
+"""Most operations held back while the training thread writes no events; 6 MB."""
 
 
 def operation_calls(ended: np.ndarray) -> StageCalls:
-    """Converts to calls, in the order of their ends; ``ended`` is int64[n, 3]: operation, when it began, when it ended."""
+    """Converts timed operations to stage calls, sorted by end; ``ended`` is int64[n, 3]: source, begin and end in ns."""
     source, begun_ns, ended_ns = ended[np.argsort(ended[:, 2], kind="stable")].T
     zeros = np.zeros(len(ended), dtype=np.int64)
     return StageCalls(source, begun_ns, ended_ns - begun_ns, zeros, zeros - 1, zeros + NO_PHASE, zeros - 1)
 
 
 class HeldOperations:
-    """Keeps operations until it is known whether they ended before a step or an epoch did: that time is final."""
+    """Holds operations until the accounting of the training thread has passed their end: then the row they belong to is known."""
 
     def __init__(self) -> None:
         self._held: StageCalls = NOTHING.occurrences
 
     def add(self, calls: StageCalls) -> None:
-        """Operations are over."""
+        """Adds operations that have ended."""
         if len(calls.source):
-            self._held = _together(self._held, calls)
+            self._held = _merged_by_end(self._held, calls)
 
     def among(self, closed: ClosedSteps, until_ns: int) -> ClosedSteps:
-        """Returns the closed steps, with the operations that ended up to ``until_ns``."""
+        """Returns the closed steps with the operations that ended up to ``until_ns`` merged into their calls."""
         if not len(self._held.source):
             return closed
-        ripe = int(np.searchsorted(_ends(self._held), until_ns, side="right"))
-        taken = StageCalls(*(column[:ripe] for column in self._held))
-        self._held = StageCalls(*(column[ripe:].copy() for column in self._held))
-        return closed._replace(occurrences=_together(closed.occurrences, taken))
+        count = int(np.searchsorted(_ends(self._held), until_ns, side="right"))
+        taken = StageCalls(*(column[:count] for column in self._held))
+        self._held = StageCalls(*(column[count:].copy() for column in self._held))
+        return closed._replace(occurrences=_merged_by_end(closed.occurrences, taken))
 
     def rest(self, *, least: int = 1) -> ClosedSteps | None:
-        """Returns all that are held, if there are ``least``, as if nothing else had become final; else None."""
+        """Returns all held operations, without any steps, if there are at least ``least``; else None."""
         if len(self._held.source) < least:
             return None
         held, self._held = self._held, NOTHING.occurrences
@@ -58,18 +58,18 @@ class HeldOperations:
 
 
 def _ends(calls: StageCalls) -> np.ndarray:
-    """Ends times of operations; one that ran in pieces began longer before its end than it took."""
+    """Estimates the ends of calls, ascending; a call that was suspended in between ended later than its begin plus its duration."""
     ends: np.ndarray = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
     return ends
 
 
-def _together(calls: StageCalls, more: StageCalls) -> StageCalls:
+def _merged_by_end(calls: StageCalls, more: StageCalls) -> StageCalls:
     at = np.searchsorted(_ends(calls), _ends(more), side="right")
-    return StageCalls(*(np.insert(had, at, new) for had, new in zip(calls, more, strict=True)))
+    return StageCalls(*(np.insert(column, at, new) for column, new in zip(calls, more, strict=True)))
 
 
 class StepWindows:
-    """Sums up training steps between those that are multiples of ``every_steps``; 0 for no windows."""
+    """Sums up training steps in windows that end at each multiple of ``every_steps``; 0 for no windows."""
 
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
@@ -83,7 +83,7 @@ class StepWindows:
         return due
 
     def add(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
-        """Adds closed ``rows`` of the training thread's steps with these ``numbers``."""
+        """Adds the training thread's steps at indices ``rows`` of ``closed.steps``, which have these ``numbers``."""
         if not self._every_steps:
             return
         steps = closed.steps
@@ -115,11 +115,11 @@ class StepWindows:
 
 
 EVERY_STEPS = 50
-"""Training steps between two rows when nothing was said."""
+"""Default for training steps between two rows."""
 
 
 class _Trackers(Protocol):
-    """As much as the export loop needs of ``otel_train.trackers.manager.Trackers``."""
+    """The members of ``otel_train.trackers.manager.Trackers`` that ``RowScheduler`` uses."""
 
     @property
     def any(self) -> bool: ...
@@ -148,11 +148,11 @@ class RowScheduler:
             run.on_closed_steps = self._take
 
     def reset(self) -> None:
-        """Lets the totals of operations start from now."""
+        """Sets the totals of operations to zero."""
         self._metrics.reset()
 
     def report(self, number: int) -> None:
-        """Writes a row now, unless the report of that number was already written."""
+        """Writes a row now, unless the report with that number is written already."""
         if not self._awake or self._guard.closed or number <= self._metrics.reported:
             return
         if self._run.leading is None or self._run.step_source is not StepSource.UNDECIDED:
@@ -161,17 +161,17 @@ class RowScheduler:
                 self._put(self._metrics.report(number, system_clock()))
 
     def hold(self, calls: StageCalls) -> None:
-        """Operations are over that are timed by token."""
+        """Adds ended operations that were timed by ``begin`` and ``end``."""
         if self._trackers.any:
             self._held.add(calls)
             self._flush(least=MOST_HELD)
 
     def take_windows(self) -> list[StepWindow]:
-        """Returns the windows of progress lines that have become due since the last call."""
+        """Returns the windows for progress lines that have ended since the last call."""
         return self._windows.take()
 
     def faults(self) -> dict[str, int]:
-        """Returns the rows that could not be made."""
+        """Returns the number of failures to build or pass rows, by component."""
         return {"trackers": self._guard.faults}
 
     def listened(self) -> bool:
@@ -180,7 +180,7 @@ class RowScheduler:
         return self._awake
 
     def hand_over(self) -> None:
-        """Hands everything that is final to the trackers."""
+        """Passes a row of all final values to the trackers, before a tracker run finishes."""
         if self._awake:
             self._flush()
             with self._guard:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class TensorBoardTracker:
-    """Writes event files to a folder, or to a given ``SummaryWriter``, which has ``add_scalar(tag, value, step)``.
+    """Writes event files to a folder, or to a given ``SummaryWriter`` by ``add_scalar(tag, value, step)``.
 
     Args:
-        folder: for its own event files.
-        writer: the given one.
-        asked: write whether or not the program does.
+        folder: folder for event files; None without a run directory.
+        writer: the given ``SummaryWriter``; None for none.
+        asked: write also if the program does not use TensorBoard.
         is_of_run: the folder is in the run directory.
     """
 
@@ -33,7 +33,7 @@ class TensorBoardTracker:
     ) -> None:  # Any: see above
         self._folder = folder
         self._given = writer
-        self._asked = asked
+        self._requested = asked
         self._is_of_run = is_of_run
         self._writer: Any = None
 
@@ -41,23 +41,23 @@ class TensorBoardTracker:
         """Returns whether event files are to be written."""
         return (
             self._given is not None
-            or self._asked
+            or self._requested
             or any(name in sys.modules for name in TRACKER_MODULES["tensorboard"])
         )
 
     def place(self) -> Any:
-        """Returns a writer or a folder."""
+        """Returns the given writer, else the folder."""
         return self._given if self._given is not None else self._folder
 
     def write(self, row: FlatRow, place: Any) -> None:
-        """Writes one event, or one scalar after the other."""
+        """Writes a row as scalars to the given writer, else as one event to the event file."""
         if self._given is not None:
             for key, value in row.values.items():
                 place.add_scalar(key, value, row.step)
             return
         if self._writer is None:
             files: Any = import_module("tensorboard.summary.writer.event_file_writer")
-            if self._is_of_run:  # the writer would make it with the mode of the umask
+            if self._is_of_run:  # EventFileWriter would make it with the mode of the umask
                 make_folder(Path(place))
             self._writer = files.EventFileWriter(str(place))
         event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
@@ -66,10 +66,10 @@ class TensorBoardTracker:
         self._writer.add_event(
             event(wall_time=row.unix_ns / NS_PER_S, step=row.step, summary=summary(value=values))
         )
-        self._writer.flush()  # TensorBoard may be reading
+        self._writer.flush()  # for a running TensorBoard
 
     def close(self) -> None:
-        """Closes the file if it is ours."""
+        """Closes the event file; a given writer stays open."""
         if self._writer is not None:
             self._writer.close()
 

@@ -15,16 +15,15 @@ if TYPE_CHECKING:
     from otel_train.trackers.metrics import FlatRow
 
 AXIS = "otel_train/step"
-"""The x-axis of our charts. W&B's own, ``_step``, counts the program's rows."""
+"""Metric that is the x-axis of all values of otel_train. W&B's own ``_step`` counts the rows of the program."""
 
 
 class WandbTracker:
     """Logs to the run that the program opens, to a given run, or to a separate one.
 
-    A row in a run that the program made is left uncommitted: it goes out with the next row that the program commits, so the
-    program's rows stay as many as they were, under the same ``_step``.
-
-    What is not written when the program finishes its run has no place any more: so it asks for it just before.
+    Rows in a run of the program are logged with ``commit=False``: W&B sends them with the next row that the program commits, so
+    that the number and the ``_step`` of the program's rows do not change. A finished run accepts no rows: before W&B finishes it,
+    ``before_finish`` is called, which writes the rows that are due.
     """
 
     name = "W&B"
@@ -37,8 +36,8 @@ class WandbTracker:
         before_finish: Callable[[], object] = lambda: None,
     ) -> None:
         self._before_finish = before_finish
-        self._hooks: list[Any] = []  # of the run that is attended
-        self._hook: Any = None
+        self._hooks: list[Any] = []  # teardown hooks of the last run that was hooked into
+        self._hook: Any = None  # the one added to them
         self._given = run
         self._settings = settings
         self._own: Any = None
@@ -46,11 +45,11 @@ class WandbTracker:
 
     def wanted(self) -> bool:
         """Returns whether there may be a run to log to."""
-        self._attend(self._open_run())
+        self._hook_teardown(self._open_run())
         return self._given is not None or self._settings is not None or "wandb" in sys.modules
 
     def place(self) -> Any:
-        """Returns the run to log to: open now, or, of our own, opened with the first row."""
+        """Returns the run that is open now; "own" for a separate run, which the first row opens."""
         if self._settings is not None:
             return "own"
         return self._open_run()
@@ -58,18 +57,18 @@ class WandbTracker:
     def write(self, row: FlatRow, place: Any) -> None:
         """Logs one row."""
         if self._settings is not None and self._own is None:
-            # "create_new" leaves the run that the program may have, and wandb.log, alone.
+            # "create_new" opens a second run; the program's run, to which wandb.log writes, stays as it is.
             with signals_unblocked():
                 self._own = import_module("wandb").init(**{"reinit": "create_new", **self._settings})
         run = self._own or place
         if place is not self._given and row.unix_ns < getattr(place, "start_time", 0) * NS_PER_S:
-            return  # of an earlier run of the program, or of none
+            return  # the row is older than this run
         self._define(run, row.values)
         values = {AXIS: row.step, "otel_train/epoch": row.epoch, **row.values}
         run.log(values, commit=self._own is not None)
 
     def close(self) -> None:
-        """Finishes the run if it is ours, and leaves the program's alone."""
+        """Finishes the separate run; a run of the program stays open."""
         if self._hook in self._hooks:
             self._hooks.remove(self._hook)
         if self._own is not None:
@@ -78,8 +77,8 @@ class WandbTracker:
     def _open_run(self) -> Any:
         return self._given or getattr(sys.modules.get("wandb"), "run", None)
 
-    def _attend(self, run: Any) -> None:
-        """Registers a callback that W&B calls before ``run`` is finished. W&B versions without such a list do not call it."""
+    def _hook_teardown(self, run: Any) -> None:
+        """Registers ``before_finish`` for W&B to call before it finishes ``run``; not in versions without ``_teardown_hooks``."""
         hooks = getattr(run, "_teardown_hooks", None)
         module = sys.modules.get("wandb.sdk.wandb_run")
         make, stage = getattr(module, "TeardownHook", None), getattr(module, "TeardownStage", None)
@@ -88,7 +87,7 @@ class WandbTracker:
             hooks.append(self._hook)
 
     def _define(self, run: Any, keys: Mapping[str, float]) -> None:
-        """Defines new names on the axis ``otel_train/step``, once per run."""
+        """Sets the x-axis of new names to ``otel_train/step``, once per run."""
         if self._defined[0] is not run:
             run.define_metric(AXIS, hidden=True)
             self._defined = (run, set())
@@ -100,7 +99,7 @@ class WandbTracker:
 
 
 def _pattern(key: str) -> str:
-    """Returns a pattern for a family of names: one definition costs more than one value."""
+    """Returns a glob pattern for all names with the same first part, as each ``define_metric`` costs more than a value."""
     family, slash, _ = key.partition("/")
     return f"{family}/*" if slash else key
 
