@@ -80,7 +80,7 @@ _PACKAGES = ("jax", "trace_analysis")
 
 
 def __getattr__(name: str) -> object:
-    """Imports a public name when it is first used: importing the package costs next to nothing."""
+    """Imports a public name when it is first used, so that ``import otel_train`` loads no other module."""
     if name not in {*__all__, *_PACKAGES}:
         raise AttributeError(f"module 'otel_train' has no attribute {name!r}")
     from importlib import import_module

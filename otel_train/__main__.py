@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> int:
-    """Runs one command; returns the exit code. Ctrl-C ends its imports without a traceback, too."""
+    """Runs one command; returns the exit code. Ctrl-C, also during imports, ends it without a traceback."""
     try:
         from otel_train.cli.main import main as command
 

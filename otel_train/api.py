@@ -36,7 +36,7 @@ class DisabledSession:
     """No-op ``Session``, for disabled telemetry.
 
     Args:
-        config: says that it is disabled; None where it is not known what it says.
+        config: the settings; after a failed start only those that the caller passed as ``config``.
         loaders: as for ``instrument``.
     """
 
@@ -53,9 +53,9 @@ class DisabledSession:
         self.add(loaders=loaders)
 
     def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
-        """Lets ``loaders`` have them by name, as they are."""
+        """Adds the loaders to ``self.loaders`` by name, unwrapped; ignores the model."""
         del model
-        with suppress(Exception):  # of what is wrong nothing comes
+        with suppress(Exception):  # wrong arguments are ignored
             self.loaders.update({entry.name: entry.loader for entry in named_loaders(loaders)})
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
@@ -69,7 +69,7 @@ class DisabledSession:
         return iterable
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """Takes what the method of a session takes."""
+        """Accepts the arguments of the method of ``Session``; does nothing."""
 
     log = event = end = report = track = provide = find_models = show_blocks = _nothing
     let_go_in_fork = reset_window = close = __exit__ = _nothing
@@ -79,7 +79,7 @@ class DisabledSession:
         return Token(name)
 
     def on(self, *_: Any, **__: Any) -> Handle:
-        """Calls nothing."""
+        """Registers no callback."""
         return Handle()
 
     cache = on
@@ -107,11 +107,11 @@ T = TypeVar("T")
 _log = logging.getLogger("otel_train")
 
 _starting = free_in_forks(threading.RLock())
-"""Two threads that begin at once share one session."""
+"""Held during ``instrument()``: two threads that call it at once share one session."""
 
 _COULD_NOT_START = "instrument() could not start: %s. Training continues without instrumentation"
 
-_OUT_OF = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_LIMIT_ERRNOS = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _RAISE_LIMITS = "; raise the limit of memory (ulimit -v, ulimit -d), threads (ulimit -u, pids.max) or open files (ulimit -n) that it has met"
 
 _sessions: list[Session] = []
@@ -157,7 +157,7 @@ def instrument(
         ConfigError: an argument is not what it should be; says value, rule and remedy. Not where telemetry is disabled.
             What is wrong in the environment or in a settings file is warned of once and ignored.
     """
-    # What torch raises when a worker has died is raised when we are done.
+    # torch's SIGCHLD handler raises when a DataLoader worker has died: it is called at the end of the block.
     with _starting, sigchld_deferred(), collection_deferred():
         try:
             resolved, trackers = _resolved(config, settings, config_file)
@@ -172,7 +172,7 @@ def instrument(
             return _begun(model, loaders, resolved, trackers=trackers, providers=providers)
         except ConfigError:
             raise
-        except Exception as error:  # no fault of otel_train reaches the program
+        except Exception as error:  # a fault of otel_train does not reach the program
             if is_of_signal_handler(error):
                 raise
             _log_no_start(error.with_traceback(None) if isinstance(error, MemoryError) else error)
@@ -183,12 +183,12 @@ def _log_no_start(error: Exception) -> None:
     reason = str(error)
     if isinstance(error, MemoryError):
         reason = f"{reason or 'no memory is left'}{_RAISE_LIMITS}"
-    elif getattr(error, "errno", None) in _OUT_OF or "start new thread" in reason:
+    elif getattr(error, "errno", None) in _LIMIT_ERRNOS or "start new thread" in reason:
         reason += _RAISE_LIMITS
-    # What the system refuses is no fault of the code.
-    fault = None if isinstance(error, (OSError, RuntimeError, MemoryError)) else error
+    # Errors of the system have no traceback in the log: they are no faults of the code.
+    logged_error = None if isinstance(error, (OSError, RuntimeError, MemoryError)) else error
     with suppress(MemoryError):
-        _log.warning(_COULD_NOT_START, reason, exc_info=fault)
+        _log.warning(_COULD_NOT_START, reason, exc_info=logged_error)
 
 
 def _refuse(others: Sequence[object]) -> None:
@@ -207,14 +207,14 @@ def _begun(
     trackers: Mapping[str, Any],
     providers: Mapping[str, Any],
 ) -> Session:
-    """Returns the session of this process with these models and loaders added; closes a new one if they are wrong."""
+    """Opens a session, or takes the open one, and adds models and loaders; closes a new session if that raises."""
     from otel_train.session import Session
 
     session = current()
-    made = session is None
+    is_new = session is None
     if session is None:
-        forget_in_fork()  # below the hooks of this session, those of the parent's would answer for it
-        named_models(model)  # what is wrong is refused before anything is set up
+        forget_in_fork()  # else hooks of the parent process' session stay below those of this one
+        named_models(model)  # wrong arguments raise before anything is set up
         named_loaders(loaders)
         active_session.disabled = False
         session = Session(resolved.config, origins=resolved.origins)
@@ -224,10 +224,10 @@ def _begun(
         session.add(model, loaders)
         session.track(trackers)
         session.provide(**providers)
-        if made:
+        if is_new:
             _notify_started(session)
     except BaseException as error:
-        if made:
+        if is_new:
             session.close(ExitHook.of(error))
         raise
     return session
@@ -242,7 +242,7 @@ def _resolved(
     from otel_train.config.settings import TRACKERS, warn
     from otel_train.config.sources import resolve
 
-    *parameters, _ = signature(instrument).parameters  # the last are the settings
+    *parameters, _ = signature(instrument).parameters  # without ``**settings``
     try:
         plain: Mapping[str, Any] = settings
         trackers: dict[str, Any] = {}
@@ -266,7 +266,7 @@ def _resolved(
 
 
 def _inert(config: Config | None, loaders: Any) -> Session:  # Any: the user's own
-    return cast("Session", DisabledSession(config, loaders))  # in all but deeds
+    return cast("Session", DisabledSession(config, loaders))  # it has the public members of Session
 
 
 def _notify_started(session: Session | None) -> None:
@@ -335,11 +335,11 @@ def step(*, start: int | None = None) -> None:
     Raises:
         ConfigError: ``start`` is not a whole number from 0 on.
     """
-    hand = active_session.stages
-    if hand is not None:
+    recorder = active_session.stages
+    if recorder is not None:
         if start is not None:
             start = whole("step(start={})", start, "Pass the number that the next step has, or leave it out")
-        hand.mark(start)
+        recorder.mark(start)
 
 
 @overload
@@ -362,7 +362,7 @@ def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
     """
     if of is None:
         return Epoch()
-    # Text can be gone over, and so can a tensor of one number say; neither is what a loop goes over.
+    # Text is iterable, and a tensor of one number has ``__iter__``; neither is a sequence of epochs.
     if hasattr(of, "__iter__") and not isinstance(of, (str, bytes)) and getattr(of, "ndim", None) != 0:
         return Epochs(of)
     if active_session.off():

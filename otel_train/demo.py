@@ -1,7 +1,7 @@
 """Train a small character transformer on the text that comes with every Python.
 
 Two sources are mixed: ``code`` (the standard library, read file by file) and ``prose`` (the language reference, held
-in memory). Each read of ``code`` takes ANSWER_SECONDS, as from a disk in the network, however busy the processor is.
+in memory). Each read of ``code`` takes ANSWER_SECONDS longer, as from a network file system.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Transformer(nn.Module):
         self.read_out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, CHARACTERS))
 
     def forward(self, text: Tensor) -> Tensor:
-        """Scores of the next character, at every place of the text."""
+        """Returns the logits of the next character at every position of the text."""
         positions = torch.arange(text.shape[1], device=text.device)
         return self.read_out(self.blocks(self.characters(text) + self.positions(positions)))
 
 
 class Block(nn.Module):
-    """Attention, then two linear layers, each added to what came in."""
+    """Attention, then two linear layers, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -61,16 +61,16 @@ class Block(nn.Module):
         self.mix = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns what came in, with what the block has to add."""
+        """Returns the input plus the outputs of attention and MLP."""
         parts = self.query_key_value(self.before_attention(x)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.join(seen.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.join(attended.transpose(1, 2).flatten(2))
         return x + self.mix(self.before_mix(x))
 
 
 class Files(Dataset[Tensor]):
-    """Random windows from files, each read from a slow disk when it is asked for."""
+    """Random windows from files, each read from a simulated slow disk."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.files = [(path, path.stat().st_size) for path in paths]
@@ -100,19 +100,19 @@ class Windows(Dataset[Tensor]):
 
 
 def encode(text: bytes) -> Tensor:
-    """Characters as numbers."""
+    """Returns the code points of ASCII characters; that of "?" for all others."""
     numbers = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     return numbers.where(numbers < CHARACTERS, ord("?"))
 
 
 def make_loaders(workers: int) -> dict[str, DataLoader[Tensor]]:
-    """Returns two sources to learn from and one to be tested on, of text neither of them has."""
+    """Returns two training loaders, and one for validation with text that is in neither of them."""
     library = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in sorted(library.glob("*.py")) if path.stat().st_size > SHORTEST_FILE]
-    kept_back, paths = paths[::10], [path for index, path in enumerate(paths) if index % 10]
+    held_out, paths = paths[::10], [path for index, path in enumerate(paths) if index % 10]
     prose = "\n\n".join(topics.values()).encode("ascii", "replace")
     cut = len(prose) * 9 // 10
-    unseen = prose[cut:] + b"".join(path.read_bytes() for path in kept_back)
+    unseen = prose[cut:] + b"".join(path.read_bytes() for path in held_out)
     return {
         "code": DataLoader(
             Files(paths), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
@@ -123,20 +123,20 @@ def make_loaders(workers: int) -> dict[str, DataLoader[Tensor]]:
 
 
 def forever(loader: DataLoader[Tensor]) -> Iterator[Tensor]:
-    """Yields one pass after another."""
+    """Yields the batches of one pass after another."""
     while True:
         yield from loader
 
 
 def loss_of(model: nn.Module, batch: Tensor, device: str) -> Tensor:
-    """Returns the surprise at the next character, in nats."""
+    """Returns the cross-entropy of the next characters, in nats."""
     batch = batch.to(device)
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
 @torch.no_grad()
 def validate(model: nn.Module, loader: DataLoader[Tensor], device: str) -> float:
-    """Returns the loss on text the model has not learned from."""
+    """Returns the mean loss on the validation text."""
     model.eval()
     losses = [loss_of(model, batch, device) for batch in loader]
     model.train()
@@ -144,7 +144,7 @@ def validate(model: nn.Module, loader: DataLoader[Tensor], device: str) -> float
 
 
 def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: argparse.Namespace) -> None:
-    """Learns until the time is up or the steps are done."""
+    """Trains until the time is up or the steps are done."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     sources = [forever(loaders["code"]), forever(loaders["prose"])]
     start, seconds = time.monotonic(), options.minutes * 60
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     torch.manual_seed(options.seed)
-    torch.set_num_threads(1)  # the model is too small for more, and others may be busy
+    torch.set_num_threads(1)  # the model is too small for more, and other processes may need the cores
     model = Transformer().to(options.device)
     loaders = make_loaders(options.workers)
     otel_train.instrument(model, loaders)

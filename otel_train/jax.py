@@ -87,14 +87,14 @@ class Jax(NamedTuple):
 
 
 class TimedFunction:
-    """A function whose calls are timed; all other attributes are the function's.
+    """A function whose calls are timed; all other attributes are those of the function.
 
-    A call that JAX traces is not timed, because the computation runs later. It may be wrapped first and then passed to
-    ``jit``, ``grad`` or ``vmap``, or the other way round. For JAX it is a pytree node that holds the function.
+    A call that JAX traces is not timed, because the computation runs later. A timed function may be passed to ``jit``,
+    ``grad`` or ``vmap``, and may wrap their result. For JAX it is a pytree node that holds the function.
 
     Attributes:
-        compiled: it was compiled in an earlier call.
-        compiling: it is compiled in this one.
+        compiled: JAX compiled it in an earlier call.
+        compiling: JAX compiles it in the present call.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class TimedFunction:
         try:
             result = function(*args, **kwargs)
             if self._wait:
-                # What could not be computed raises where the program uses it, as it does without us.
+                # An error of the computation raises where the program uses the result, as without otel_train.
                 with Stage(WAIT), suppress(Exception):
                     self._jax.wait_for(result)
         except BaseException:
@@ -136,16 +136,16 @@ class TimedFunction:
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Binds it as a method."""
+        """Binds the function to ``instance`` as a method."""
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":  # not set yet, while unpickling
+        if name == "__wrapped__":  # not set yet while unpickling
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
-        """Returns the function as the only child, and what rebuilds the node around another one."""
+        """Returns the function as the only child, and the arguments that rebuild the node around another one."""
         return (self.__wrapped__,), (*self._key, self._wait)
 
 
@@ -159,7 +159,7 @@ def _session_wanted() -> StageRecorder | None:
 def _jax() -> Jax:
     jax = require("jax", extra="jax")
 
-    def together(facts: tuple[Any, ...], parts: tuple[Any]) -> TimedFunction:
+    def together(facts: tuple[Any, ...], parts: tuple[Any]) -> TimedFunction:  # unflattens a node
         kind, name, wait = facts
         return TimedFunction(parts[0], kind, name, jax=known, wait=wait)
 
@@ -169,8 +169,8 @@ def _jax() -> Jax:
 
 
 def _trace_state(jax: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
-    """Returns how this version of JAX reports that it traces."""
-    # It has moved. The public place warns where it is about to go.
+    """Returns ``Jax.computes`` for the installed version of JAX."""
+    # ``trace_state_clean`` has moved. Where its public name is deprecated, access to it warns: the private one is tried first.
     for place in (getattr(jax, "_src", None), jax):
         clean = getattr(getattr(place, "core", None), "trace_state_clean", None)
         if clean is not None:

@@ -83,7 +83,7 @@ class Session:
         """Identity of the run and the rank."""
         return self._service.info
 
-    # -- what the user calls ---------------------------------------------------------------------
+    # -- public methods --------------------------------------------------------------------------
 
     def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
         """Instruments more models and loaders. What is instrumented already is not instrumented twice.
@@ -95,8 +95,8 @@ class Session:
         self._recording.watch_torch()
         for entry in entries:
             self._recording.probes.add_loader(entry)
-        for name, one in models.items():
-            self._recording.probes.add_model(name, one)
+        for name, module in models.items():
+            self._recording.probes.add_model(name, module)
         if models:
             self._recording.probes.follow_compiled()
 
@@ -126,8 +126,8 @@ class Session:
         Raises:
             ConfigError: one of them does not exist.
         """
-        chosen = words_of(blocks) if isinstance(blocks, str) else list(blocks)
-        self._service.show_blocks(frozenset(one_of("show_blocks([{}])", block, BLOCKS) for block in chosen))
+        names = words_of(blocks) if isinstance(blocks, str) else list(blocks)
+        self._service.show_blocks(frozenset(one_of("show_blocks([{}])", block, BLOCKS) for block in names))
 
     def epoch_captures(self) -> EpochCaptures | NoEpochCaptures:
         """Captures that begin and end with epochs, for callbacks of frameworks."""
@@ -285,6 +285,6 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        # Not found out: in an except clause the exception that is being handled is none of this block's.
+        # Not from ``sys.exc_info()``: if the block is in an except clause, that is the exception handled there.
         self._exit_hook.cause = cause_of(error)
         self.close("finished" if kind is None else self._exit_hook.of(error))
