@@ -309,9 +309,10 @@ class Config:
         ),
     )  # fmt: skip
     """Intervals and limits for tests and measurements of otel_train; they may change in any version: ``poll_interval_s=0.5``
-    (between two reads of the ring buffers), ``summary_interval_s=30``, ``rank_report_interval_s=5`` (0: no rank reports),
-    ``trace_warmup_steps=5``, ``trace_every_steps=0`` (0: by the step rate), ``trace_burst=20``, ``profiler_cooldown_s=600``
-    (between two automatic captures of one cause), ``profiler_max_s=60`` (longest capture)."""
+    (between two rounds of the export loop, which reads the ring buffers every 2 s or when one has 2048 new events),
+    ``summary_interval_s=30``, ``rank_report_interval_s=5`` (0: no rank reports), ``trace_warmup_steps=5``, ``trace_every_steps=0``
+    (0: by the step rate), ``trace_burst=20``, ``profiler_cooldown_s=600`` (between two automatic captures of one cause),
+    ``profiler_max_s=60`` (longest capture)."""
 
     if not TYPE_CHECKING:  # type checkers see the fields
 
