@@ -80,7 +80,7 @@ MOST_LINE_BYTES: Final = 8 << 20
 _CHUNK_BYTES: Final = 1 << 20
 
 _MOST_DIGITS: Final = 20
-"""Longest integer in JSON, in characters: 64 bits and a sign. Computing with a larger one may overflow."""
+"""Most characters of an integer in JSON, as 64 bits and a sign have. Computing with a larger one may overflow."""
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -480,7 +480,7 @@ class JsonFileCache:
 def parse_json(text: bytes | str) -> object:
     """Returns a JSON value; raises ValueError for text that is no JSON, or nested deeper than ``MOST_DEPTH``.
 
-    NaN, Infinity, floats out of range and integers beyond 64 bits become None, as ``dump_json`` writes null for NaN: one
+    NaN, Infinity, floats out of range and integers of more than 20 characters become None, as ``dump_json`` writes null for NaN: one
     wrong number must not hide the rest of a document.
     """
     try:

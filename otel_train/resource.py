@@ -373,9 +373,9 @@ def detect(
     ``SLURM_JOB_ID`` (with ``SLURM_ARRAY_TASK_ID``) and its cluster, ``RAY_JOB_ID``, or ``k8s.job.uid`` in
     ``OTEL_RESOURCE_ATTRIBUTES``, with ``TORCHELASTIC_RUN_ID`` (unless ``none``) appended; ``TORCHELASTIC_RUN_ID`` alone. A hash
     of cluster, namespace and account is appended to ids that are unique only within them; the hash for a rendezvous includes
-    the start of the launcher, if known. Otherwise ranks of one host derive an id from their common launcher, ranks on several hosts from
-    the id that they agree on at each start, else from their master's address; a single process generates one from the time and
-    random bytes.
+    the start of the launcher, if known. Otherwise ranks of one host derive an id from their common launcher, ranks on several
+    hosts from the id that they agree on at each start, else from their master's address; a single process generates one from
+    the time and random bytes.
     """
     process = process or Process()
     environ = os.environ if environ is None else environ
