@@ -151,6 +151,13 @@ class ExportLoop:
             faults[guard.part] = faults.get(guard.part, 0) + guard.faults
         return faults
 
+    @property
+    def lost(self) -> int:
+        """Number of events that were overwritten before they were read, or that this loop can no longer read."""
+        if not self.guard.closed:
+            return self.missed
+        return self.missed + sum(thread.ring.written - thread.ring.taken for thread in self._rings.threads)
+
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
@@ -171,7 +178,8 @@ class ExportLoop:
         """Runs one iteration: read, account, export. Tests call it directly."""
         self._rings.publish(time.time_ns())
         if self._is_full() or self._is_due(self._rings, READ_INTERVAL_S):
-            self.read_rings()
+            with self.guard:  # after a fault the final summary is still written
+                self.read_rings()
         if self._is_abandoned():
             return
         for task in self.tasks:
@@ -271,7 +279,16 @@ class ExportLoop:
         self._run.learn(self._rings.sources)
         main = thread is self._rings.main
         times, codes = self._with_engine(piece.times, piece.codes) if main else (piece.times, piece.codes)
+        times, codes = self._of_known_sources(times, codes)
         self._run.feed(id(thread), times, codes, name=thread.name, main=main)
+
+    def _of_known_sources(self, times: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Leaves out the events of sources whose name could not be read, and counts them as lost."""
+        known = (codes >> SOURCE_SHIFT & SOURCE_MASK) < len(self._rings.sources)
+        if known.all():
+            return times, codes
+        self.missed += int((~known).sum())
+        return times[known], codes[known]
 
     def _piece(self, thread: SharedThread, most: int) -> EdgeBatch:
         piece = thread.ring.read(most)
@@ -498,7 +515,8 @@ class AgentService:
         acquired = self.loop.lock.acquire(timeout=timeout_s)
         try:
             if not self.run.closed:
-                self.loop.read_rings()
+                with self.loop.guard:
+                    self.loop.read_rings()
                 self.run.close(now)
             with Guard("captures"):
                 self.captures.close(timeout_s)
@@ -540,8 +558,8 @@ class AgentService:
 
     @property
     def lost(self) -> int:
-        """Number of lost events: overwritten before they were read, or of a thread without a shared ring."""
-        return self.loop.missed + self._recording.state.unread
+        """Number of lost events: see ``ExportLoop.lost``, and those of a thread without a shared ring."""
+        return self.loop.lost + self._recording.state.unread
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
         """Returns what could not be instrumented, with reason and remedy."""

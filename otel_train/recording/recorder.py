@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from otel_train.recording.events import (
     EDGE_WORDS,
     MAX_SOURCES,
+    PHASES,
     SOURCE_MASK,
     SOURCE_SHIFT,
     Instrumented,
     SourceKind,
 )
 from otel_train.recording.ring_buffer import Ring
-from otel_train.recording.shared_memory import SIDE_RINGS, FlightMemory, RingEntry
+from otel_train.recording.shared_memory import NAMES_HALF, SIDE_RINGS, FlightMemory, RingEntry
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 
 _UNREAD_RING_EDGES = 4096
 """Events held by a ring in memory of this process, which no agent reads."""
+
+_OTHER = "_OTHER"
+"""Name of the sources that the table of names cannot take; ``catalog.OTHER_VALUE``."""
+
+_OTHER_SOURCES = (max(SourceKind) + 1) * (len(PHASES) + 1)
+_OTHER_BYTES = 64 * _OTHER_SOURCES
+"""Part of the table of names, in sources and in bytes, that only sources named ``_OTHER`` use."""
 
 _log = logging.getLogger("otel_train")
 
@@ -111,19 +119,23 @@ class Recorder:
         """Returns the number of a source, the same for the same (kind, name, phase). Never on the hot path."""
         source = Instrumented(kind, name, phase)
         with self._lock:
+            if source not in self._numbers and not self._fits(source):
+                self._warn_full(source)
+                source = source._replace(name=_OTHER)
             number = self._numbers.get(source)
             if number is not None:
                 return number
-            number = len(self.sources)
-            if number == MAX_SOURCES:
-                self._warn_full(source)
-                return MAX_SOURCES - 1
+            number = self._numbers[source] = len(self.sources)
             self.sources.append(source)
-            self._numbers[source] = number
             self._rows += (", " if number else "") + json.dumps(list(source))
             self._write_names()
         self.changed()
         return number
+
+    def _fits(self, source: Instrumented) -> bool:
+        """Returns whether the table of names can take a source, and ``_OTHER`` of each kind and phase after it."""
+        size = len(self._identity) + len(self._rows) + len(json.dumps(list(source)))
+        return size <= NAMES_HALF - _OTHER_BYTES and len(self.sources) < MAX_SOURCES - _OTHER_SOURCES
 
     def changed(self) -> None:
         """Signals that the agent needs a report before it reads later events.
@@ -146,9 +158,9 @@ class Recorder:
         if not self._is_full:
             self._is_full = True
             _log.warning(
-                "%r is the %dth name that is timed, and the table is full: it shares the metrics of %r, and so "
-                "does every further one. Use fewer names",
-                source.name, MAX_SOURCES + 1, self.sources[-1].name,
+                "%.64r is not timed under its own name, because the table of names is full (%d names): its time is exported as "
+                "%s, and so is that of further names. Use fewer or shorter names",
+                source.name, len(self.sources), _OTHER,
             )  # fmt: skip
 
     @property

@@ -114,6 +114,37 @@ def test_a_turn_accounts_what_was_recorded(rig: Rig) -> None:
     assert kept.spans
 
 
+def test_events_of_a_source_without_a_name_are_lost_and_others_are_counted(rig: Rig) -> None:
+    """The rank may write the table of names each time that the agent reads it."""
+    rig.recorder.edge(code(Op.BEGIN, 4000))
+    rig.recorder.edge(code(Op.END, 4000))
+    rig.steps(20)
+    rig.loop.run_once()
+
+    assert rig.counted() == 19
+    assert (rig.loop.lost, rig.loop.guard.faults) == (2, 0)
+
+
+def test_events_that_a_loop_can_no_longer_read_are_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The summary would say that none are."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of the accounting")
+
+    kept = rig.route()
+    rig.steps(20)
+    monkeypatch.setattr(rig.run, "feed", refuse)
+    for _ in range(rig.loop.guard.limit):
+        rig.steps(5)
+        rig.clock.tick(s=5)
+        rig.loop.run_once()
+    assert rig.loop.guard.closed
+    rig.steps(5)
+
+    assert rig.loop.lost >= 40
+    assert len(kept.batches) == rig.loop.guard.limit
+
+
 def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
     """The steps after it are written already, and come with the next report of the rank."""
     rig = Rig()

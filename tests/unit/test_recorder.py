@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import threading
 import weakref
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from otel_train.recording.events import MAX_SOURCES, Op, SourceKind, code
+from otel_train.recording.events import MAX_SOURCES, Instrumented, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import SIDE_RINGS
 from otel_train.testing import FakeClock
@@ -44,18 +45,34 @@ def test_a_source_has_one_number(recorder: Recorder) -> None:
     assert recorder.source(SourceKind.DATA, "code", "eval") != first
 
 
-def test_sources_beyond_the_bound_share_the_last_and_that_is_said_once(
-    recorder: Recorder, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "name", ["stage {}", "load the images of shard {:06d} from the object store", "\U0001f600 {}" * 9]
+)
+def test_sources_beyond_the_bound_are_other_and_that_is_said_once(
+    name: str, memory: PrivateMemory, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A number must fit in its twelve bits, and metrics of several names are those of none."""
+    """A number must fit in its twelve bits, and all names in the memory that the agent reads."""
     with caplog.at_level(logging.WARNING, "otel_train"):
-        for number in range(MAX_SOURCES + 10):
-            last = recorder.source(SourceKind.STAGE, f"stage {number}")
+        numbers = {recorder.source(SourceKind.STAGE, name.format(*[n] * 9)) for n in range(MAX_SOURCES + 10)}
+        loader = recorder.source(SourceKind.DATA, "validation " * 9, "eval")
 
-    assert len(recorder.sources) == MAX_SOURCES
-    assert last == MAX_SOURCES - 1
+    names = [tuple(row) for row in json.loads(memory.names())["sources"]]
+    assert [Instrumented(SourceKind(kind), *rest) for kind, *rest in names] == recorder.sources
+    assert max(numbers) < loader == len(recorder.sources) - 1 < MAX_SOURCES
+    assert recorder.sources[max(numbers)] == (SourceKind.STAGE, "_OTHER", "")
+    assert recorder.sources[loader] == (SourceKind.DATA, "_OTHER", "eval")
+    assert len(numbers) > 500
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "'stage 4096'" in caplog.text
+
+
+def test_a_name_that_is_too_long_for_the_table_leaves_others_as_they_are(
+    memory: PrivateMemory, recorder: Recorder
+) -> None:
+    """One name of a megabyte would end the timing of all names after it."""
+    recorder.source(SourceKind.STAGE, "x" * 1_000_000)
+    recorder.source(SourceKind.STAGE, "augment")
+
+    assert [row[1] for row in json.loads(memory.names())["sources"]] == ["_OTHER", "augment"]
 
 
 def test_an_edge_goes_to_the_ring_of_its_thread(recorder: Recorder, clock: FakeClock) -> None:
