@@ -7,7 +7,6 @@ import math
 import queue
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from otel_train.safety import Guard, daemon_thread
@@ -35,7 +34,10 @@ class BackgroundQueue(Generic[T]):
         self._name = name
         self._write = write
         self._close = close
-        self._waiting: queue.Queue[tuple[T] | None] = queue.Queue(most)
+        self._most = most
+        self._waiting: queue.Queue[tuple[T] | None] = (
+            queue.Queue()
+        )  # None, also in a full queue, ends the thread
         self._thread: threading.Thread | None = None
         self._over = False
 
@@ -46,9 +48,9 @@ class BackgroundQueue(Generic[T]):
         if self._thread is None:
             self._thread = daemon_thread(self._work, f"otel-train-{self._name}")
             self._thread.start()
-        try:
+        if self._waiting.qsize() < self._most:
             self._waiting.put_nowait((item,))
-        except queue.Full:
+        else:
             self._drop(1)
 
     def emptied(self, timeout_s: float) -> bool:
@@ -63,17 +65,19 @@ class BackgroundQueue(Generic[T]):
         """Accepts no further items."""
         if self._thread is not None and not self._over:
             self._over = True
-            with suppress(queue.Full):  # a full queue: ``write`` is taken to hang
-                self._waiting.put_nowait(None)
+            self._waiting.put_nowait(None)
 
     def close(self, timeout_s: float) -> None:
-        """Calls ``end``, and waits for the thread, at most ``timeout_s`` seconds; counts the items left then as dropped."""
+        """Calls ``end``, and waits for the thread, at most ``timeout_s`` seconds.
+
+        Items that are not written by then count as dropped; if only the call of ``close`` lasts longer, one does.
+        """
         self.end()
         if self._thread is None:
             return
         self._thread.join(max(0.0, timeout_s))
         if self._thread.is_alive():
-            self._drop(self._waiting.qsize())
+            self._drop(self._waiting.unfinished_tasks - 1)  # without the None
 
     def _drop(self, number: int) -> None:
         if not self.dropped:
@@ -83,11 +87,12 @@ class BackgroundQueue(Generic[T]):
     def _work(self) -> None:
         while True:
             item = self._waiting.get()
+            if item is not None and not self.guard.closed:
+                with self.guard:
+                    self._write(*item)
+            self._waiting.task_done()
             if item is None or self.guard.closed:
                 break
-            with self.guard:
-                self._write(*item)
-            self._waiting.task_done()
         with self._waiting.all_tasks_done:  # wakes ``emptied``: items that are left will not be written
             self._waiting.all_tasks_done.notify_all()
         with self.guard:

@@ -1,12 +1,54 @@
-"""The queue of writes, on a disk that hangs."""
+"""Queues with a thread each: work that is slow or hangs."""
 
 from __future__ import annotations
 
 import threading
 import time
 
-from otel_train.exporters.background_queue import PATIENCE_S, DiskQueue
+from otel_train.exporters.background_queue import PATIENCE_S, BackgroundQueue, DiskQueue
 from otel_train.safety import Guard
+
+
+def test_a_slow_writer_is_closed_after_its_last_item_though_the_queue_was_full_at_the_end() -> None:
+    """Else its last flush is lost, and the end of the program waits for the whole timeout."""
+    began, goes_on, closed, written = threading.Event(), threading.Event(), threading.Event(), list[int]()
+
+    def write(item: int) -> None:
+        began.set()
+        goes_on.wait(10)
+        written.append(item)
+
+    slow = BackgroundQueue("slow", write, closed.set, most=2)
+    slow.hand(0)
+    assert began.wait(10)
+    for item in range(1, 6):
+        slow.hand(item)
+    slow.end()
+    goes_on.set()
+    slow.close(1)
+
+    assert closed.is_set()
+    assert written == [0, 1, 2]
+    assert slow.dropped == 3
+
+
+def test_what_is_not_written_when_the_wait_ends_counts_as_dropped() -> None:
+    """The item that is being written included: it may never be delivered."""
+    began, freed = threading.Event(), threading.Event()
+
+    def write(_: int) -> None:
+        began.set()
+        freed.wait(10)
+
+    hung = BackgroundQueue("hung", write, lambda: None, most=2)
+    hung.hand(0)
+    assert began.wait(10)
+    for item in range(5):
+        hung.hand(item)
+    hung.close(0.01)
+    freed.set()
+
+    assert hung.dropped == 1 + 5
 
 
 def test_all_writes_of_the_end_together_are_waited_for_until_one_limit() -> None:
