@@ -345,5 +345,5 @@ def print_earlier_trainings(run: Path) -> None:
     earlier = earlier_trainings(run)
     if earlier:
         others = "the one before" if len(earlier) == 1 else f"the {len(earlier)} before"
-        message = f"{run} shows training {len(earlier) + 1} of its run. To see {others}, give as RUN: "
+        message = f"{run} shows the newest training of its run. To see {others}, give as RUN: "
         complain(message + ", ".join(map(str, earlier[-_MOST_NAMED:])))

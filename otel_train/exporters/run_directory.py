@@ -60,6 +60,8 @@ FLIGHTS_KEPT = 3
 TRAINING = "training-"
 """Beginning of the folder name of an earlier training; its number follows."""
 
+_MOST_TRAININGS = 10**9  # numbers of trainings have at most nine digits
+
 _MOST_AT_ONCE = 4096  # most live processes with one run id and rank; each gets a number behind the id
 
 _SHARES = {EVENTS_FILE: 1 / 8, METRICS_FILE: 5 / 8, SPANS_FILE: 2 / 8}
@@ -132,7 +134,7 @@ class RunDirectory:
             directory._identify()
             directory.writable = True
         except OSError as error:
-            directory.attempt = attempt or directory.attempt
+            directory.attempt = max(directory.attempt, known)
             directory._release_lease()
             directory.note(error)
         return directory
@@ -163,14 +165,30 @@ class RunDirectory:
         state, over = state_in_summary(self.rank_path), self._lease.closed_here
         if known <= self._previous_attempt() and (state == "finished" or (state and over)):
             self._archive_training()
-        self.training = 1 + len(earlier_trainings(self.path, self.rank))
+        self.training = self._training_number()
         make_folder(self.rank_path)
         return True
+
+    def _training_number(self) -> int:
+        """Returns the number of the training in the folder of the rank: the one in its summary, above those of earlier ones."""
+        earlier = [_number_of(path) for path in earlier_trainings(self.path, self.rank)]
+        stated = _summary_in(self.rank_path).get("training")
+        return max(
+            [
+                stated if isinstance(stated, int) and stated < _MOST_TRAININGS else 1,
+                1 + max(earlier, default=0),
+            ]
+        )
 
     def _archive_training(self) -> None:
         """Moves what this rank wrote in the previous training to ``training-<n>``."""
         before = earlier_trainings(self.path, self.rank)
-        home = self.path / f"{TRAINING}{len(before) + 1}"
+        number = self._training_number()
+        while os.path.lexists(
+            self.path / f"{TRAINING}{number}" / self.rank_path.name
+        ):  # below a link, or no folder
+            number += 1
+        home = self.path / f"{TRAINING}{number}"
         make_folder(home)
         self.rank_path.rename(home / self.rank_path.name)
         make_folder(self.rank_path)
@@ -317,16 +335,24 @@ def find_run(run: str | Path | None, root: Path) -> Path:
 def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
     """Returns the run directories of earlier trainings, or only of those that ``rank`` took part in, oldest first."""
     names = [name for name in folders_in(run) if re.fullmatch(f"{TRAINING}[1-9][0-9]{{0,8}}", name)]
-    found = [run / name for name in sorted(names, key=lambda name: int(name[len(TRAINING) :]))]
+    found = sorted((run / name for name in names), key=_number_of)
     return [path for path in found if rank is None or is_folder(path / f"rank{rank}")]
+
+
+def _number_of(training: Path) -> int:
+    return int(training.name.removeprefix(TRAINING))
 
 
 def state_in_summary(rank_dir: Path) -> str:
     """Returns the end state in a rank's ``summary.json``; "" if there is none."""
+    return str(_summary_in(rank_dir).get("state") or "")
+
+
+def _summary_in(rank_dir: Path) -> Mapping[str, object]:
     try:
-        return str(read_json(rank_dir / SUMMARY_FILE).get("state") or "")
+        return read_json(rank_dir / SUMMARY_FILE)
     except RunDirectoryError:
-        return ""
+        return {}
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:

@@ -84,6 +84,47 @@ def test_a_training_after_one_that_finished_is_another_one(tmp_path: Path) -> No
     assert sorted(path.name for path in (job / "rank0" / "spool").iterdir()) == ["of-1", "of-2", "of-3"]
 
 
+@pytest.mark.parametrize("removed", [["training-1"], ["training-2"], ["training-1", "training-2"]])
+def test_a_training_has_its_own_number_though_earlier_ones_were_removed(
+    removed: list[str], tmp_path: Path
+) -> None:
+    """The user frees space on the disk. A number that another training has had would give both the same trace ids."""
+    for _ in range(3):
+        finished(tmp_path)
+    for name in removed:
+        shutil.rmtree(tmp_path / "job" / name)
+    following = finished(tmp_path)
+
+    assert following.writable
+    assert following.training == 4
+    summary = json.loads((tmp_path / "job" / "training-3" / "rank0" / "summary.json").read_text())
+    assert summary["training"] == 3
+
+
+def test_a_training_goes_past_a_folder_that_was_moved_and_linked(tmp_path: Path) -> None:
+    """An archive on another disk stays as it is."""
+    finished(tmp_path)
+    (tmp_path / "archive" / "rank0").mkdir(parents=True)
+    (tmp_path / "archive" / "rank0" / "precious").touch()
+    (tmp_path / "job" / "training-1").symlink_to(tmp_path / "archive")
+    following = finished(tmp_path)
+
+    assert (following.writable, following.training) == (True, 3)
+    assert [path.name for path in (tmp_path / "archive" / "rank0").iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("training", ["2", -1, 10**9, None, 1.5])
+def test_a_wrong_number_in_a_summary_is_not_taken(training: object, tmp_path: Path) -> None:
+    """The file may have been edited."""
+    finished(tmp_path)
+    (tmp_path / "job" / "rank0" / "summary.json").write_text(
+        json.dumps({"state": "finished", "training": training})
+    )
+
+    assert RunDirectory.open(tmp_path, "job", rank=0).training == 2
+    assert earlier_trainings(tmp_path / "job") == [tmp_path / "job" / "training-1"]
+
+
 def test_a_restart_that_the_launcher_counts_is_one_although_this_rank_had_finished(tmp_path: Path) -> None:
     """A launcher starts all ranks again when one of them has died."""
     finished(tmp_path)
@@ -268,6 +309,14 @@ def test_flight_files_of_many_trainings_are_bounded(tmp_path: Path) -> None:
 
     kept = sorted(str(path.parent.parent.relative_to(tmp_path)) for path in tmp_path.rglob("flight.bin"))
     assert kept == ["job", "job/training-3", "job/training-4"]
+
+
+@pytest.mark.parametrize(("attempt", "expected"), [(None, 3), (5, 5), (0, 0)])
+def test_the_attempt_is_known_where_the_folder_cannot_be_written(attempt: int | None, expected: int) -> None:
+    """Trace ids are made of it: two attempts on a disk that cannot be written would have the same ones."""
+    nowhere = Path("/proc/nowhere")
+
+    assert RunDirectory.open(nowhere, "job", rank=0, attempt=attempt, restarts=3).attempt == expected
 
 
 def test_runs_ignore_themselves_in_git_when_we_made_their_parent(tmp_path: Path) -> None:
