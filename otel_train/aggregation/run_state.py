@@ -134,7 +134,8 @@ class ThreadState:
 
     Attributes:
         label: distinguishes its traces from those of the leading thread.
-        follows: the leading thread that had ended when this one began; the time of this one begins at that end.
+        follows: the leading thread that had ended when this one began, unless this one leads now; the time of this one begins at
+            that end.
         step_ended_ns: when its last training step ended.
         steps_ended: training steps that have ended.
         open_step: calls of the open step, in case the step is sampled.
@@ -494,6 +495,7 @@ class RunState:
             thread.next_number += leading.next_number
             self.training_threads -= 1  # the rows of the two do not overlap
             self.totals.publish()
+        thread.follows = None  # else the state of all earlier leading threads would stay in memory
         self.leading = thread
         self._beside.lead()
         self.totals.take_over(thread.activity_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from otel_train import catalog as c
 from otel_train.accounting.types import Activity, StepSource
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
+from otel_train.aggregation.run_state import ThreadState
 from otel_train.datamodel import HistogramPoint
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
@@ -153,6 +155,24 @@ def test_a_thread_that_began_before_the_leading_one_ended_does_not_go_on_from_th
     assert sum(ledger(run).values()) == second.now_ns
     durations = [row.self_s * NS_PER_S for row in run.account.totals.rows() if row.key.stage == "backward"]
     assert round(sum(durations)) == 32 * 30
+
+
+def test_of_threads_that_have_ended_the_state_of_the_last_one_alone_stays_in_memory() -> None:
+    """A program with a thread per epoch or trial has thousands of them, and each remembers its backward passes."""
+
+    def states() -> int:
+        gc.collect()
+        return sum(type(each) is ThreadState for each in gc.get_objects())
+
+    before, run, folds = states(), Run(), [Tape()]
+    for _ in range(5):
+        folds.append(steps(Tape(started_ns=folds[-1].now_ns), 12).stop())
+        run.feed(folds[-1], main=False, name="fold")
+        run.account.end_thread(id(folds[-1]))
+
+    assert states() - before == 1
+    assert run.close(folds[-1].now_ns).account.totals.steps_by_phase() == {"train": 60}
+    assert sum(ledger(run).values()) == folds[-1].now_ns
 
 
 @pytest.mark.parametrize("order", [True, False])
