@@ -98,13 +98,22 @@ def _attributes(metric: Metric, labels: tuple[str, ...]) -> Attributes:
     )
 
 
+MOST_OVERFLOWN: Final = 4096
+"""Most different values beyond the bound of a label that are counted."""
+
+
 class LabelLimiter:
     """Replaces label values beyond a bound by ``_OTHER``; the first values are kept."""
 
     def __init__(self, bound: int) -> None:
-        self.overflown: set[str] = set()
+        self._overflown: set[str] = set()
         self._names: set[str] = set()
         self._bound = bound
+
+    @property
+    def overflown(self) -> int:
+        """Number of different values that were replaced; it stops at ``MOST_OVERFLOWN``."""
+        return len(self._overflown)
 
     def limit(self, name: str) -> str:
         """Returns ``name``, or ``_OTHER`` if the bound is reached and the name is new."""
@@ -113,7 +122,8 @@ class LabelLimiter:
         if len(self._names) < self._bound:
             self._names.add(name)
             return name
-        self.overflown.add(name)
+        if len(self._overflown) < MOST_OVERFLOWN:
+            self._overflown.add(name)
         return OTHER_VALUE
 
 
@@ -136,7 +146,7 @@ class RunMetrics:
 
     def overflows(self) -> dict[str, int]:
         """Returns the number of names replaced by ``_OTHER``, by label."""
-        return {c.LOADER.name: len(self.loaders.overflown), c.STAGE.name: len(self.stages.overflown)}
+        return {c.LOADER.name: self.loaders.overflown, c.STAGE.name: self.stages.overflown}
 
     def _stages(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
@@ -257,9 +267,9 @@ class LoggedSignals:
     def overflows(self) -> dict[str, int]:
         """Returns the number of names replaced by ``_OTHER``, by label."""
         return {
-            c.LOSS_NAME.name: len(self._loss_names.overflown),
-            c.OPTIMIZER_GROUP.name: len(self._rate_names.overflown),
-            c.METRIC_NAME.name: len(self._value_names.overflown),
+            c.LOSS_NAME.name: self._loss_names.overflown,
+            c.OPTIMIZER_GROUP.name: self._rate_names.overflown,
+            c.METRIC_NAME.name: self._value_names.overflown,
         }
 
     def write(self, builder: MetricBuilder) -> None:

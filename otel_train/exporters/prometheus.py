@@ -502,7 +502,7 @@ class PageCollector:
         """Yields every family once, with the points of all ranks, the targets first."""
         from prometheus_client import Metric
 
-        target = Metric("target", "Who publishes this page.", "info")
+        target = Metric("target", "Resource attributes of the process.", "info")
         found: dict[str, list[tuple[RankPage, MetricFamily]]] = {}
         for rank in list(self._ranks):
             rank.add_target(target)

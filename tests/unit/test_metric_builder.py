@@ -8,7 +8,7 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.aggregation.histogram import Histograms
-from otel_train.aggregation.metrics import LabelLimiter, LoggedSignals, MetricBuilder
+from otel_train.aggregation.metrics import MOST_OVERFLOWN, LabelLimiter, LoggedSignals, MetricBuilder
 from otel_train.catalog import Emit
 
 
@@ -79,7 +79,16 @@ def test_names_beyond_the_bound_fold_first_come_first_served() -> None:
     assert [bounded.limit(name) for name in ("a", "b", "c", "a", "", "d")] == [
         "a", "b", "_OTHER", "a", "", "_OTHER",
     ]  # fmt: skip
-    assert bounded.overflown == {"c", "d"}
+    assert bounded.overflown == 2
+
+
+def test_the_number_of_names_beyond_a_bound_is_bounded() -> None:
+    """The program may log a new name in each step, and each name was kept in memory to count it once."""
+    bounded = LabelLimiter(1)
+    for name in range(2 * MOST_OVERFLOWN):
+        bounded.limit(str(name))
+
+    assert bounded.overflown == MOST_OVERFLOWN
 
 
 def test_a_reduced_builder_adds_up_devices_and_takes_events_once_they_have_happened() -> None:
