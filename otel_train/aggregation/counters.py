@@ -146,12 +146,12 @@ def _kept(columns: tuple[np.ndarray, ...], keep: np.ndarray) -> list[np.ndarray]
 
 
 _REASONS: dict[int, str] = {
-    Ending.UNKNOWN: "epoch_end",
-    Ending.EPOCH_END: "epoch_end",
     Ending.SHORT: "short",
     Ending.STREAMING_END: "streaming_end",
     Ending.ERROR: "error",
 }
+"""Of endings other than ``epoch_end``."""
+
 _MOST_PENDING_BUILDS = 8192
 """Most build times of a loader that wait for the epoch of their batches: as many as a slice of events has batches at most."""
 

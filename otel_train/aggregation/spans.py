@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.series_names import SeriesNames
 
 
-REMEMBERED_STEPS = 512
+MEDIAN_STEPS = 512
 """Most recent step durations, of which the rolling median is taken."""
 
 ENOUGH_STEPS = 20
@@ -103,7 +103,7 @@ class SpanSampler:
         durations = steps.duration_ns[rows]
         median = self.median_ns
         reasons = self._reasons(steps, numbers, rows, median)
-        self._recent = np.concatenate((self._recent, durations[-REMEMBERED_STEPS:]))[-REMEMBERED_STEPS:]
+        self._recent = np.concatenate((self._recent, durations[-MEDIAN_STEPS:]))[-MEDIAN_STEPS:]
         self._seen += len(rows)
         chosen = []
         for place in np.flatnonzero(reasons != "").tolist():

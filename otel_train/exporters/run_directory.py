@@ -249,18 +249,16 @@ class RunDirectory:
         if batch.spans:
             self._files[SPANS_FILE].append(self._lines.spans(batch.spans))
 
-    def write_summary(self, text: str) -> bool:
-        """Replaces ``summary.json`` as a whole; a reader never sees half of one. Returns False when it could not be written."""
+    def write_summary(self, text: str) -> None:
+        """Replaces ``summary.json`` as a whole; a reader never sees half of one."""
         if not self.writable or os.getpid() != self._pid:
-            return False
+            return
         try:
             replace_text(self.rank_path / SUMMARY_FILE, text + "\n")
             if self._run:
                 self._identify(again=True)
         except OSError as error:
             self.note(error)
-            return False
-        return True
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Closes the files, and releases the lease on the folder."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import StepRows
-from otel_train.aggregation.spans import ENOUGH_STEPS, REMEMBERED_STEPS, SamplingRules, SpanSampler
+from otel_train.aggregation.spans import ENOUGH_STEPS, MEDIAN_STEPS, SamplingRules, SpanSampler
 
 NS_PER_MS = 10**6
 NS_PER_S = 10**9
@@ -137,7 +137,7 @@ def test_a_median_looks_back_on_a_bounded_number_of_steps() -> None:
     """A run that became faster must not be judged by its slow beginning, nor grow in memory."""
     loop = Loop()
     loop.run(*[100] * 1000)
-    loop.run(*[10] * REMEMBERED_STEPS)
+    loop.run(*[10] * MEDIAN_STEPS)
 
     assert loop.sampler.median_ns == 10 * NS_PER_MS
 
