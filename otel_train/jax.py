@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from otel_train.errors import require, shown, truth, wrong_argument
 from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.stages import Stage, StageRecorder, active_session, stage_name
 from otel_train.recording.events import WAIT, SourceKind
+from otel_train.safety import is_of_signal_handler
 
 
 def make_step(function: Callable[..., Any], *, name: str = "make_step", wait: bool = True) -> TimedFunction:
@@ -122,9 +122,7 @@ class TimedFunction:
         try:
             result = function(*args, **kwargs)
             if self._wait:
-                # An error of the computation raises where the program uses the result, as without otel_train.
-                with Stage(WAIT), suppress(Exception):
-                    self._jax.wait_for(result)
+                self._wait_for(result)
         except BaseException:
             recorder.edge(fail)
             raise
@@ -134,6 +132,15 @@ class TimedFunction:
             self.compiling = False
         recorder.edge(end)
         return result
+
+    def _wait_for(self, result: Any) -> None:
+        """Blocks until the result is computed. An error of the computation raises where the program uses the result, as without otel_train."""
+        with Stage(WAIT):
+            try:
+                self._jax.wait_for(result)
+            except Exception as error:
+                if is_of_signal_handler(error):
+                    raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds the function to ``instance`` as a method."""

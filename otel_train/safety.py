@@ -98,8 +98,8 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        # Ctrl-C and SystemExit are not faults: they pass through to the program.
-        if not isinstance(fault, Exception):
+        # Not faults: Ctrl-C, SystemExit, and what a signal handler of the program raises. They pass through to the program.
+        if not isinstance(fault, Exception) or is_of_signal_handler(fault):
             return False
         self.faults += 1
         if self.faults == 1 and isinstance(fault, OSError) and fault.errno:  # no traceback, see above
@@ -190,7 +190,9 @@ def is_importing_main() -> bool:
 
 
 def is_of_signal_handler(error: BaseException) -> bool:
-    """Returns whether a signal handler, such as a watchdog of the program, raised it in the main thread."""
+    """Returns whether a signal handler, such as a watchdog of the program, raised it in the main thread, which this is."""
+    if not on_main_thread():
+        return False
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {id(code) for handler in handlers if (code := getattr(handler, "__code__", None)) is not None}
     trace = error.__traceback__

@@ -533,7 +533,10 @@ class AgentClient:
         return not self.connection.outlives_program or self.components.needs_program
 
     def close(self, state: str, *, cause: str = "", assumed: bool = False) -> None:
-        """Has the agent account the run to its end, and releases everything. Never raises. ``cause``, ``assumed``: see ``ExitHook``."""
+        """Has the agent account the run to its end, and releases everything; ``cause``, ``assumed``: see ``ExitHook``.
+
+        Raises only Ctrl-C, and what another signal handler of the program raises.
+        """
         timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
         ended_ns = system_clock()  # the wait for the agent is not run time
         self._interrupted = state == "interrupted"
@@ -551,9 +554,7 @@ class AgentClient:
             self._disconnect,
             self.recording.close,
         )
-        for action in actions:
-            with guard:
-                action()
+        _do_all(iter(actions), guard)
 
     def _record_end(self, state: str, ended_ns: int, *, assumed: bool = False) -> None:
         """Records in shared memory how the session ends, for an agent that does not get the message."""
@@ -624,6 +625,16 @@ class AgentClient:
         self._advance_state(State.ABANDONED)
         self.components.signal.in_use = False
         self.connection.channel.close_in_fork()
+
+
+def _do_all(actions: Iterator[Callable[[], object]], guard: Guard) -> None:
+    try:
+        for action in actions:
+            with guard:
+                action()
+    except Exception:  # of a signal handler of the program, such as a watchdog
+        _do_all(actions, guard)
+        raise
 
 
 def _is_finding_module() -> bool:

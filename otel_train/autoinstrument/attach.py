@@ -28,7 +28,7 @@ from otel_train.instrumentation.compile_events import (
     unlisten,
 )
 from otel_train.instrumentation.stages import active_session
-from otel_train.safety import Guard, free_in_forks, replace, successor
+from otel_train.safety import Guard, free_in_forks, is_of_signal_handler, replace, successor
 
 if TYPE_CHECKING:
     from otel_train.session import Session
@@ -59,8 +59,15 @@ class FirstSign:
             self._begun = True
             try:
                 self._found()
-            finally:
-                self.stop()
+            except BaseException as error:
+                if is_of_signal_handler(
+                    error
+                ):  # the program's, such as a watchdog: the next sign tries again
+                    self._begun = False
+                else:
+                    self.stop()
+                raise
+            self.stop()
 
     def stop(self) -> None:
         """Removes the detection."""

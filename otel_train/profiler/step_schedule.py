@@ -12,6 +12,7 @@ from otel_train.datamodel import NS_PER_S, RANGE_PREFIX, Clock
 from otel_train.profiler.requests import NEXT, CaptureRequest, Recorded
 from otel_train.profiler.torch_profiler import STEP_PREFIX, Profiler
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, START_BITS, Op, SourceKind
+from otel_train.safety import is_of_signal_handler
 
 if TYPE_CHECKING:
     from otel_train.recording.events import Instrumented, StepRule
@@ -196,8 +197,10 @@ class StepScheduler:
     # -- on the training thread --------------------------------------------------------------------
 
     def _on_edge(self, code: int, write: Callable[[int], None]) -> None:
-        self._contain(self._before, code)
-        write(code)
+        try:
+            self._contain(self._before, code)
+        finally:
+            write(code)
         if code & OP_MASK < Op.END and self.phase is CapturePhase.ACTIVE:
             self._contain(self._open_range, code >> SOURCE_SHIFT & SOURCE_MASK)
 
@@ -220,10 +223,12 @@ class StepScheduler:
     def _contain(self, do: Callable[..., None], *what: int) -> None:
         try:
             do(*what)
-        except Exception as error:  # noqa: BLE001  # the profiler's fault is the capture's, not training's
+        except Exception as error:  # the profiler's fault is the capture's, not training's
             self._abort = self._abort or f"{type(error).__name__}: {error}".splitlines()[0][:300]
             if self.phase is not CapturePhase.DONE:
                 self._finish()
+            if is_of_signal_handler(error):  # the program's, such as a watchdog
+                raise
 
     def _record_instant(self) -> None:
         """Records an instant inside the step, by which accounting finds its number later."""
@@ -304,12 +309,14 @@ class StepScheduler:
         self._thread.intercept(None)
         self._trace: Any = None
         self._ended_ns = self._clock()
-        if before in (CapturePhase.WARMUP, CapturePhase.ACTIVE):
-            self._contain(self._stop, before is CapturePhase.WARMUP)
-        self._result = Recorded(
-            self._request, self._trace, self._steps, self.begun_ns, self._clock(),
-            self._abort, tuple(self._missing), self._within_ns,
-        )  # fmt: skip
+        try:
+            if before in (CapturePhase.WARMUP, CapturePhase.ACTIVE):
+                self._contain(self._stop, before is CapturePhase.WARMUP)
+        finally:
+            self._result = Recorded(
+                self._request, self._trace, self._steps, self.begun_ns, self._clock(),
+                self._abort, tuple(self._missing), self._within_ns,
+            )  # fmt: skip
 
     def _stop(self, warming: int) -> None:
         if warming:

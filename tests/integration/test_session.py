@@ -43,6 +43,7 @@ from tests.support.json_lines import last_points, read_jsonl
 from tests.support.receiver import http_receiver
 from tests.support.summary_laws import laws_of
 from tests.support.waiting import in_threads, until
+from tests.support.watchdog import watchdog
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "otel_train/rundata/summary.schema.json").read_text())
@@ -804,3 +805,20 @@ def test_a_rank_that_awaits_a_process_group_wakes_the_service_thread_every_two_s
     made = reports_from_now(session)
     time.sleep(3.0)
     assert 1 <= len(made) <= 2
+
+
+def test_what_a_watchdog_raises_while_a_session_closes_reaches_the_program_after_all_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A watchdog that bounds the training bounds its end as well."""
+    model, rows = Net(), loader(8)
+    session = otel_train.instrument(model, {"train": rows}, run_dir=tmp_path, **QUIET)
+    train(model, rows)
+    with watchdog() as expire:
+        monkeypatch.setattr(session._service.components, "stop_captures", expire)
+        with pytest.raises(TimeoutError, match="watchdog"):
+            session.close()
+
+    assert not [record for record in caplog.records if "close failed" in record.getMessage()]
+    assert session.summary()["state"] == "finished"
+    assert (session.closed, torch_optimizer._global_optimizer_pre_hooks) == (True, {})

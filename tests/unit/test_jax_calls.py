@@ -15,6 +15,7 @@ from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.stages import active_session
 from otel_train.jax import Jax, TimedFunction, _trace_state
 from otel_train.recording.events import SourceKind
+from tests.support.watchdog import watchdog
 from tests.support.written import Writer
 
 
@@ -205,3 +206,13 @@ def test_whether_it_traces_is_asked_as_this_jax_has_it(place: str, *, tracing: b
         jax._src = types.SimpleNamespace(core=says)
 
     assert _trace_state(jax)((1, tracer() if tracing else 2), {}) is not tracing
+
+
+def test_what_a_watchdog_raises_while_a_result_is_awaited_reaches_the_program(
+    jax: FakeJax, writer: Writer
+) -> None:
+    """Errors of the computation are raised where the result is used; this one is raised nowhere else."""
+    with watchdog() as jax.wait_for, pytest.raises(TimeoutError, match="watchdog"):  # type: ignore[method-assign]
+        jax.timed(add)(1)
+
+    assert writer.ops[-1] == "FAIL"

@@ -14,6 +14,7 @@ import pytest
 
 from otel_train.safety import DaemonThread, Guard, collection_deferred, sigchld_deferred
 from tests.support.waiting import in_threads
+from tests.support.watchdog import watchdog
 
 
 def fail_in(guard: Guard, fault: BaseException) -> None:
@@ -78,6 +79,16 @@ def test_what_belongs_to_the_user_passes_through(fault: BaseException) -> None:
 
     with pytest.raises(type(fault)):
         fail_in(guard, fault)
+
+    assert guard.faults == 0
+
+
+def test_what_a_watchdog_of_the_program_raises_passes_a_guard() -> None:
+    """The program catches it to end a step that hangs."""
+    guard = Guard("export")
+
+    with watchdog() as expire, pytest.raises(TimeoutError, match="watchdog"), guard:
+        expire()
 
     assert guard.faults == 0
 

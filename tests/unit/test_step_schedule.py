@@ -20,6 +20,7 @@ from otel_train.recording.events import Flag, Instrumented, Op, SourceKind, Step
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
 from tests.support.profiler import FakeProfiler
+from tests.support.watchdog import watchdog
 
 DATA, FORWARD, BACKWARD, FIRST, SECOND, MARK, VAL = range(7)
 SOURCES = [
@@ -403,3 +404,17 @@ def test_the_end_of_an_epoch_does_not_end_a_capture_that_was_requested_otherwise
     loop.scheduler.over()
 
     assert loop.scheduler.phase is CapturePhase.ACTIVE
+
+
+def test_what_a_watchdog_raises_in_the_profiler_ends_the_capture_and_reaches_the_program() -> None:
+    """The event at which the profiler was called is written as well: accounting needs each end."""
+    loop = LoopState()
+    loop.arm()
+    loop.step()
+    with watchdog() as loop.profiler.start, pytest.raises(TimeoutError, match="watchdog"):  # type: ignore[method-assign]
+        loop.step()
+    written = loop.ring.written
+    loop.step()
+
+    assert loop.recorded().problem == "TimeoutError: watchdog"
+    assert (written, loop.ring.written - written) == (2 * len(STEP) + 1, 2 * len(STEP))

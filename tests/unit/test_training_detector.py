@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,6 +17,7 @@ from otel_train.instrumentation.loader_probe import LoaderProbe
 from otel_train.instrumentation.naming import Loader
 from otel_train.recording.recorder import Recorder
 from tests.support.flight import PrivateMemory
+from tests.support.watchdog import watchdog
 
 
 def test_a_thread_that_begins_meanwhile_is_held_until_the_hooks_are_in() -> None:
@@ -87,3 +90,28 @@ def test_the_first_pass_of_a_loader_that_returns_an_iterator_of_its_own_is_timed
     patches[0].remove()
 
     assert timed
+
+
+def test_where_a_watchdog_interrupts_the_start_the_next_sign_starts() -> None:
+    """The program catches its exception, and trains on."""
+    starts: list[Callable[..., None]] = []
+    loader = DataLoader(TensorDataset(torch.zeros(2, 1)))
+
+    with watchdog() as expire:
+
+        def found() -> None:
+            starts.append(expire)
+            if len(starts) == 1:
+                expire()
+
+        detector = TrainingDetector(found)
+        detector.wait()
+        try:
+            with pytest.raises(TimeoutError, match="watchdog"):
+                iter(loader)
+            iter(loader)
+        finally:
+            detector.stop()
+            detector.finder.remove()
+
+    assert len(starts) == 2
