@@ -117,8 +117,28 @@ class RankConnection:
         self._worker = daemon_thread(self._answer_all, "otel-train-asks")
 
     def serve(self) -> None:
-        """Serves the rank until it has ended and all its data is delivered or in the spool."""
+        """Serves the rank until it has ended and all its data is delivered or in the spool.
+
+        After an error everything is stopped: the rank connects to another agent.
+        """
         self._open()
+        try:
+            self._serve_opened()
+        except BaseException:
+            _log.exception(
+                "agent: an error ended the work for rank %d; another agent is started", self.info.rank
+            )
+            self._undo()
+            raise
+
+    def _undo(self) -> None:
+        """Stops the threads and closes the exporters; another agent counts the run on."""
+        self._asked.put(None)
+        for undo in (self.service.undo, self.rings.close, lambda: self.exporters.close(0)):
+            with Guard("close"):
+                undo()
+
+    def _serve_opened(self) -> None:
         while not self._ended.is_set():
             others = (self._process,) if self._process >= 0 else ()
             ready = self._channel.wait(1.0, *others)

@@ -97,7 +97,7 @@ class SharedThread:
 
 
 class SharedRings:
-    """Reads the shared memory that a ``Recorder`` in another process writes, for the export loop.
+    """Reads the shared memory that a ``Recorder`` in another process writes, for the export loop. Any thread may call it.
 
     Args:
         memory: memory of the rank, or its descriptor.
@@ -123,7 +123,7 @@ class SharedRings:
         self.guard = Guard("flight file", limit=sys.maxsize, consequence=_NOT_COPIED)
         self.device_ring = DeviceRingReader(self._memory.device_ring)
         self._limited = True
-        self._limiting = threading.Lock()
+        self._lock = threading.RLock()  # for `_threads`, and the limits of their rings
         self._reported_changes = -1
         self.steps: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._sources: list[Instrumented] = []
@@ -145,7 +145,7 @@ class SharedRings:
     @property
     def threads(self) -> list[SharedThread]:
         """Threads that write, and threads that have ended and whose rings are not read to the end."""
-        return list(self._find().values())
+        return self._find()
 
     @property
     def sources(self) -> list[Instrumented]:
@@ -187,13 +187,13 @@ class SharedRings:
         ``positions``: see ``Recorder.positions``. ``changes``: ``RankMemory.changes_word`` before the report.
         """
         by_slot = None if positions is None else dict(positions)
-        with self._limiting:
+        with self._lock:
             self._limited = by_slot is not None
             self._reported_changes = changes
-            for slot, thread in self._find().items():
+            for thread in self._find():
                 ring = thread.ring
                 before = 0 if ring.limit == _UNLIMITED else ring.limit
-                ring.limit = _UNLIMITED if by_slot is None else max(before, by_slot.get(slot, 0))
+                ring.limit = _UNLIMITED if by_slot is None else max(before, by_slot.get(thread.slot, 0))
 
     @property
     def covered(self) -> bool:
@@ -202,8 +202,8 @@ class SharedRings:
 
     def advance(self) -> None:
         """Lets the export loop read the events up to now, unless the rank has to report first."""
-        with self._limiting:
-            written = [(thread.ring, thread.ring.written) for thread in self._find().values()]
+        with self._lock:
+            written = [(thread.ring, thread.ring.written) for thread in self._find()]
             # `covered` is read after the positions: the rank changes that word before it writes an event that needs a report.
             if self._limited and self.covered:
                 for ring, edges in written:
@@ -213,11 +213,12 @@ class SharedRings:
         """Frees the ring of a thread that has ended, after it was read to the end. Ring 0 is never given to another thread."""
         if not thread.slot:
             return
-        self._spent_before_ns += thread.ring.spent_ns
-        self._threads.pop(thread.slot, None)
-        if self._copy is not None:
-            self._copy.released(thread.slot)
-        self._memory.free(thread.slot)
+        with self._lock:
+            self._spent_before_ns += thread.ring.spent_ns
+            self._threads.pop(thread.slot, None)
+            if self._copy is not None:
+                self._copy.released(thread.slot)
+            self._memory.free(thread.slot)
 
     def publish(self, unix_ns: int) -> None:
         """Copies new events to the file if the last copy is ``_COPY_EVERY_S`` old. ``unix_ns``: time of this poll."""
@@ -241,7 +242,8 @@ class SharedRings:
     @property
     def spent_ns(self) -> int:
         """Overhead of recording on all threads of the rank in nanoseconds."""
-        return self._spent_before_ns + sum(thread.ring.spent_ns for thread in self._find().values())
+        with self._lock:
+            return self._spent_before_ns + sum(thread.ring.spent_ns for thread in self._find())
 
     def close(self) -> None:
         """Copies the remaining events and closes the file."""
@@ -251,16 +253,17 @@ class SharedRings:
             self._disk.do(self.guard, lambda: copy.save(time.time_ns(), steps))
             self._disk.do(Guard("flight file"), copy.close)
 
-    def _find(self) -> dict[int, SharedThread]:
-        for slot, used, _, name, engine in self._memory.entries():
-            thread = self._threads.get(slot)
-            if thread is None:
-                words, progress = self._memory.ring_words(slot), self._memory.progress(slot)
-                thread = SharedThread(SharedRing(words, progress), slot, name, engine)
-                thread.ring.limit = 0 if self._limited else _UNLIMITED
-                self._threads[slot] = thread
-            thread.ended = used == OVER and thread.ring.written <= thread.ring.limit
-        return self._threads
+    def _find(self) -> list[SharedThread]:
+        with self._lock:
+            for slot, used, _, name, engine in self._memory.entries():
+                thread = self._threads.get(slot)
+                if thread is None:
+                    words, progress = self._memory.ring_words(slot), self._memory.progress(slot)
+                    thread = SharedThread(SharedRing(words, progress), slot, name, engine)
+                    thread.ring.limit = 0 if self._limited else _UNLIMITED
+                    self._threads[slot] = thread
+                thread.ended = used == OVER and thread.ring.written <= thread.ring.limit
+            return list(self._threads.values())
 
 
 class FlightCopy:

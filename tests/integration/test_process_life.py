@@ -325,6 +325,38 @@ def test_an_agent_in_a_thread_that_cannot_be_imported_is_said(run: Run) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_an_agent_that_an_error_ends_leaves_no_thread_beside_the_next_one(run: Run) -> None:
+    """Two export loops would count each step twice, and ``/metrics`` of the first would stand still."""
+    done = run("""
+        from otel_train.agent.rank_connection import RankConnection
+
+        take, failures = RankConnection._take, [RuntimeError("a fault of the agent")]
+
+        def fail_once(self, message):
+            if self.service.run.step_number > 0 and failures:
+                raise failures.pop()
+            take(self, message)
+
+        def of_agent():
+            return sorted(each.name for each in threading.enumerate() if each.name.startswith("otel-train-export"))
+
+        RankConnection._take = fail_once
+        session = start(model, agent="thread")
+        until_s = time.monotonic() + 20
+        while failures and time.monotonic() < until_s:
+            train()
+            session.summary()
+        time.sleep(2)
+        print(len(failures), of_agent())
+        session.close()
+        print([each.name for each in threading.enumerate()])
+        """)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["0 ['otel-train-export']", "['MainThread']"]
+    assert "an error ended the work for rank 0" in done.stderr
+
+
 def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_parent(run: Run) -> None:
     """A pool of sweeps, a daemon that trains: what the child has inherited of its parent's session must not stand in its way."""
     done = run("""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -338,3 +340,38 @@ def test_a_ring_that_another_thread_got_between_two_copies_has_the_edges_of_that
     flight = read_flight(tmp_path / "flight.bin")
     assert [each.codes.tolist() for each in flight.threads][:2] == [[], list(range(21, 61))]
     rings.close()
+
+
+def test_threads_of_a_rank_come_and_go_while_its_reports_are_read() -> None:
+    """The connection and the export loop read the same rings: an error in either ends the work for the rank."""
+    interval_s = sys.getswitchinterval()
+    memory = PrivateMemory(16, ANCHOR)
+    memory.write_entry(0, RingEntry(1, 1, 0, "main"))
+    rings = SharedRings(memory.map)
+    until_s, problems, found_twice = time.monotonic() + 1.0, list[Exception](), 0
+
+    def take_reports() -> None:
+        try:
+            while time.monotonic() < until_s:
+                rings.limit([(0, 0)], 0)
+        except RuntimeError as error:
+            problems.append(error)
+
+    reports = threading.Thread(target=take_reports)
+    sys.setswitchinterval(1e-6)
+    try:
+        reports.start()
+        while time.monotonic() < until_s:
+            for slot in range(1, 4):
+                memory.write_entry(slot, RingEntry(1, slot, 0, "side"))
+            threads = rings.threads
+            found_twice += any(one is not two for one, two in zip(threads, rings.threads, strict=True))
+            for thread in threads[1:]:
+                memory.end_entry(thread.slot)
+                rings.release(thread)
+    finally:
+        reports.join()
+        sys.setswitchinterval(interval_s)
+        memory.close()
+
+    assert (problems, found_twice) == ([], 0)
