@@ -199,7 +199,8 @@ class Config:
     """Source of the model FLOPs: ``given`` (``flops_per_sample``) or ``auto`` (if that is 0, one step of the run is counted)."""
 
     max_run_dir_bytes: int = setting(default=256 * MIB, rule=Between(16 * MIB))
-    """Most bytes in the run directory per rank, ``flight.bin`` included. At least 16 MiB."""
+    """Most bytes of events, metrics and spans in the run directory, per rank. At least 16 MiB. Unsent requests (at most 64 MiB),
+    rejected ones (32 MiB), flight files and captures are not included."""
 
     cuda_timing: str = setting(default="events", rule=OneOf("events", "sync", "off"))
     """Device time: ``events`` (CUDA events, read later), ``sync`` (synchronises at start and end of each stage: slow) or ``off``."""

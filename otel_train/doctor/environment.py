@@ -29,7 +29,7 @@ from otel_train.errors import RunDirectoryError, shown
 from otel_train.exporters.otlp_settings import otlp_configured, switched_off
 from otel_train.exporters.plugins import GROUP
 from otel_train.exporters.run_directory import folder_name
-from otel_train.exporters.spool import requests_left
+from otel_train.exporters.spool import MOST_BYTES, requests_left
 from otel_train.files import (
     absolute,
     check_run_folder,
@@ -123,11 +123,13 @@ def check_run_directory(config: Config, machine: Machine) -> Iterator[CheckResul
     made = "" if existing == root else ", and is made by the first run"
     yield CheckResult(OK, f"{root} can be written{made}")
     found = machine.file_system(existing)
-    free_mib, wanted_mib = found.free_bytes // MIB, config.max_run_dir_bytes // MIB
+    free_mib, lines_mib, spool_mib = (
+        size // MIB for size in (found.free_bytes, config.max_run_dir_bytes, MOST_BYTES)
+    )
     free = f"{free_mib} MiB are free on {found.kind or 'its file system'}"
     remedy = "free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES"
-    may = f"a rank may take {wanted_mib} MiB (max_run_dir_bytes)"
-    yield _warn_if_low(f"{free}; {may}", remedy, low=free_mib < wanted_mib)
+    may = f"a rank may take {lines_mib} MiB (max_run_dir_bytes), {spool_mib} MiB for its spool, and its flight files and captures"
+    yield _warn_if_low(f"{free}; {may}", remedy, low=free_mib < lines_mib + spool_mib)
     newest = _newest(root)
     yield from _versions(newest, machine.installed("otel-train"))
     yield from _spools(newest)

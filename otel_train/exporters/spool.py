@@ -60,6 +60,10 @@ _SEGMENTS: Final = 8
 """Segments of a full queue: one of them, an eighth, is dropped at once."""
 
 _REJECTED_BYTES: Final = 16 << 20
+
+MOST_BYTES: Final = DEFAULT_MAX_BYTES + len(NAMES) * _REJECTED_BYTES
+"""Most bytes of the spool of a rank, with its rejected requests."""
+
 _SUFFIX: Final = ".otlp.jsonl"
 _STATE_BYTES: Final = 24
 _STATE: Final = re.compile(rb"(0[0-9]{9}) ([0-9]{12})\n")

@@ -239,6 +239,9 @@ def test_a_good_disk_has_nothing_wrong_and_nothing_is_left_on_it(tmp_path: Path)
 def test_a_full_disk_is_a_warning_and_a_network_file_system_is_not(tmp_path: Path) -> None:
     """A run that fills its disk shows late, at its end; a file system that waits for a server holds up nothing."""
     assert "100 MiB are free" in only(runs(tmp_path, free_mib=100), WARNING).what
+    spool = only(runs(tmp_path, free_mib=300), WARNING).what  # events, metrics and spans alone would fit
+    assert "256 MiB (max_run_dir_bytes), 96 MiB for its spool" in spool
+    assert bad(runs(tmp_path, free_mib=352)) == []
     assert bad(runs(tmp_path, kind="nfs4")) == []
 
 
