@@ -145,6 +145,17 @@ def _with_path(address: str, path: str) -> str:
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + path))
 
 
+_SCHEME: Final = re.compile(r"\A(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
+
+
+def _without_secrets(address: str) -> str:
+    """Returns any text, set as an address, without user name, password and query, and without what may be a part of them."""
+    shown = re.split("[?#]", address, maxsplit=1)[0]
+    host = _SCHEME.sub("", shown)
+    may_be_password = "@" in address[len(shown) :]
+    return shown.removesuffix(host) + ("..." if may_be_password else host.rpartition("@")[2])
+
+
 class _Variables:
     """The variables of a signal: its own, else the general ones. ``tell`` is called with each wrong variable."""
 
@@ -253,8 +264,9 @@ class _Variables:
         """Returns an address without user name, password and query; "" if it is not an address."""
         # gRPC also takes a bare host:port, which parses as a scheme without a host.
         is_clean = address.isprintable() and " " not in address
-        if protocol == GRPC and "://" not in address and is_clean:
-            return address
+        shown = _without_secrets(address)
+        if protocol == GRPC and "://" not in address and is_clean and shown:
+            return shown
         try:
             parts = urlsplit(address)
             if is_clean and parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
@@ -262,9 +274,8 @@ class _Variables:
                 return urlunsplit(parts._replace(netloc=netloc, query="", fragment=""))
         except ValueError:  # a port that is no number, an incomplete IPv6 address
             pass
-        scheme, slashes, rest = address.rpartition("//")
         problem = (
-            f"OTLP endpoint {f'{scheme}{slashes}' + rest.rpartition('@')[2]!r} for {self.signal}: "
+            f"OTLP endpoint {shown!r} for {self.signal}: "
             "expected http://host:port or https://host:port, with a port from 1 to 65535. "
             f"{remedy} http://127.0.0.1:4318."
         )

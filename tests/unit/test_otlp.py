@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,37 @@ def test_a_port_that_cannot_be_is_refused_with_the_ports_that_can() -> None:
     """Of http://host:99999 it said: expected http://host:port."""
     with pytest.raises(ConfigError, match=r"host:99999.*with a port from 1 to 65535"):
         OtlpSettings.read({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://host:99999"})
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("http://collector:99999/v1?api-key=SECRET", "http://collector:99999/v1"),
+        ("http://collector:99999/v1?next=http://x/SECRET", "http://collector:99999/v1"),
+        ("http://collector:99999/#SECRET", "http://collector:99999/"),
+        ("http://collector:99999/v1?api-key=SEC@RET", "http://..."),
+        ("http://user:SEC?RET@collector:4318", "http://..."),
+        ("http://user:SEC//RET@collector:99999", "http://collector:99999"),
+        ("SECRET:SECRET@collector:4318", "collector:4318"),
+        ("SECRET:SECRET@collector//v1", "collector//v1"),
+        ("collector:4318?api-key=SECRET", "collector:4318"),
+        ("//SECRET@collector", "//collector"),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["http/json", "grpc"])
+def test_secrets_of_an_address_that_cannot_be_used_are_not_shown(
+    endpoint: str, shown: str, protocol: str
+) -> None:
+    """A key in the query was in the log and in `settings_ignored`. gRPC takes some of these addresses, and shows them likewise."""
+    problems: list[str] = []
+    settings = OtlpSettings.read(
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol},
+        on_wrong=lambda _name, problem, _used: problems.append(problem),
+    )
+
+    (text,) = problems or [settings.addresses]
+    assert text == shown or f"{shown!r}" in text
+    assert not re.search("SEC|RET", text)
 
 
 def test_a_password_in_the_address_is_never_shown() -> None:
