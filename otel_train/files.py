@@ -592,14 +592,13 @@ _TAIL_BYTES = 1 << 16
 class BoundedLines:
     """An append-only file of lines, limited to ``max_bytes`` together with its predecessor.
 
-    When the file has half of ``max_bytes`` it is renamed to ``<name>.1``; the previous ``.1`` is dropped, and its lines are
-    counted. Nothing is created before the first line. A line is complete or absent: the part of a line that a crash or a full
-    disk left is removed. After an ``OSError``, which ``on_error`` receives, the next line is tried again.
+    When the file has half of ``max_bytes`` it is renamed to ``<name>.1``; the previous ``.1`` is dropped. Nothing is
+    created before the first line. A line is complete or absent: the part of a line that a crash or a full disk left is removed.
+    After an ``OSError``, which ``on_error`` receives, the next line is tried again.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, on_error: Callable[[OSError], None]) -> None:
         self.path = path
-        self.dropped_lines = 0
         self._max_bytes = max_bytes
         self._on_error = on_error
         self._fd = -1
@@ -609,7 +608,6 @@ class BoundedLines:
         """Writes one line, given without newline. Returns False if it could not be written."""
         data = line.encode("utf-8", "replace") + b"\n"
         if len(data) > self._max_bytes // 2:
-            self.dropped_lines += 1
             return False
         try:
             self._open()
@@ -649,11 +647,7 @@ class BoundedLines:
             return True
 
     def _rotate(self) -> None:
-        old = predecessor(self.path)
-        if old.exists():
-            with open_binary(old) as file:
-                self.dropped_lines += sum(chunk.count(b"\n") for chunk in _chunks(file))
-        self.path.replace(old)
+        self.path.replace(predecessor(self.path))
         self.close()
         self._open()
 

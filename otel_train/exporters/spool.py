@@ -296,15 +296,15 @@ class SpoolQueue:
             self._finished(head.segment)
 
     def reject(self, head: SpooledRequest, reason: str) -> None:
-        """Moves a request that will never be accepted to ``spool/rejected/``, with the reason."""
+        """Moves a request that will never be accepted to ``spool/rejected/``, with the reason.
+
+        If there is not enough space, the oldest ones there are dropped, or this one. The caller counts each request as rejected, so
+        that this is no further loss.
+        """
         if self.rejected_file is not None:
             lines = BoundedLines(self.rejected_file, max_bytes=_REJECTED_BYTES, on_error=self._on_error)
-            # If there is not enough space, the oldest rejected requests are dropped, or this one, and counted once more.
-            written = lines.append(_rejected_line(reason, head.line))
-            lost = lines.dropped_lines if written else records_in(head.line)
+            lines.append(_rejected_line(reason, head.line))
             lines.close()
-            if lost:
-                self._on_loss(lost, "queue_full")
         self.remove(head)
 
     @property
