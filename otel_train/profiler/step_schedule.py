@@ -326,6 +326,8 @@ class StepScheduler:
         self._trace = None if warming else trace
 
     def _give_way(self) -> None:
+        if self.phase in (CapturePhase.IDLE, CapturePhase.DONE):
+            return
         self._abort, self._over = "the program started a profiler of its own", True
         if get_ident() == self._thread.ident:
             self._finish()

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from otel_train.safety import replace
@@ -27,7 +28,10 @@ _PROFILE = "_KinetoProfile"  # torch's documented low-level interface: no schedu
 
 
 class Profiler:
-    """Records a capture; called on the training thread, except ``save``. This base class records nothing."""
+    """Records a capture; called on the training thread, except ``save``. This base class records nothing.
+
+    If ``prepare`` or ``start`` raises, nothing of the capture is left: there is nothing to stop.
+    """
 
     def unavailable(self) -> str:
         """Returns why nothing can be recorded in this program; "" if it can."""
@@ -93,23 +97,32 @@ class TorchProfiler(Profiler):
         wanted, missing = _activities(options.activities)
         self._owner = threading.get_ident()
         self._detect_other_profilers()
-        self._profile = getattr(profiler, _PROFILE)(**{**options._asdict(), "activities": wanted})
-        self._as_own_call(self._profile.prepare_trace)
+        try:
+            self._profile = getattr(profiler, _PROFILE)(**{**options._asdict(), "activities": wanted})
+            self._as_own_call(self._profile.prepare_trace)
+        except BaseException:
+            self._release()
+            raise
         return missing
 
     def start(self) -> None:
         """See ``Profiler``."""
-        self._as_own_call(self._profile.start_trace)
+        try:
+            self._as_own_call(self._profile.start_trace)
+        except BaseException:
+            with suppress(Exception):
+                if self.busy():  # it failed after the profiler was enabled
+                    self._as_own_call(self._profile.stop_trace)
+            self._release()
+            raise
 
     def stop(self) -> Any:
         """See ``Profiler``."""
-        profile, self._profile = self._profile, None
+        profile = self._profile
         try:
             self._as_own_call(profile.stop_trace)
         finally:
-            undo, self._undo = self._undo, None
-            if undo is not None:
-                undo()
+            self._release()
         return profile
 
     def range(self, name: str) -> Callable[[], object]:
@@ -130,6 +143,13 @@ class TorchProfiler(Profiler):
             do()
         finally:
             self._in_own_call = False
+
+    def _release(self) -> None:
+        """Removes the profiler and the patch."""
+        self._profile = None
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
 
     def _detect_other_profilers(self) -> None:
         """Patches ``_prepare_trace``: a call outside of ``_as_own_call`` is by a profiler of the program."""

@@ -6,16 +6,19 @@ import threading
 from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
-from otel_train.profiler.requests import CaptureRequest, Recorded
+from otel_train.profiler.requests import CaptureRequest, Options, Recorded
 from otel_train.profiler.step_schedule import (
     CapturePhase,
     ProfiledThread,
     StepBoundary,
     StepScheduler,
 )
+from otel_train.profiler.torch_profiler import TorchProfiler
 from otel_train.recording.events import Flag, Instrumented, Op, SourceKind, StepRule, code
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
@@ -39,7 +42,7 @@ STEP = (DATA, FORWARD, BACKWARD, FIRST)
 class LoopState:
     """A training thread with a real ring, and a scheduler in front of it."""
 
-    def __init__(self, rule: StepRule = ASKS, *, max_s: float = 60) -> None:
+    def __init__(self, rule: StepRule = ASKS, *, max_s: float = 60, profiler: Any = None) -> None:
         self.clock = FakeClock(1)
         self.profiler = FakeProfiler()
         self.ring = Ring(
@@ -48,7 +51,7 @@ class LoopState:
             owner=get_ident(),
             on_other_thread=print,
         )
-        self.scheduler = StepScheduler(self.profiler, clock=self.clock, max_s=max_s)
+        self.scheduler = StepScheduler(profiler or self.profiler, clock=self.clock, max_s=max_s)
         self.rule = rule
 
     def arm(self, steps: int = 2, **request: Any) -> None:
@@ -418,3 +421,39 @@ def test_what_a_watchdog_raises_in_the_profiler_ends_the_capture_and_reaches_the
 
     assert loop.recorded().problem == "TimeoutError: watchdog"
     assert (written, loop.ring.written - written) == (2 * len(STEP) + 1, 2 * len(STEP))
+
+
+@pytest.mark.parametrize("broken", ["prepare_trace", "start_trace", "add_metadata_json"])
+def test_a_torch_profiler_that_does_not_start_leaves_torch_unchanged(
+    monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Otherwise the next profiler of the program ends a capture that is over, or waits for it."""
+    profile = torch.autograd.profiler.profile
+    original, refused = profile._prepare_trace, RuntimeError("no counters")
+    loop = LoopState(profiler=TorchProfiler)
+    loop.arm(steps=1, warmup=1, options=Options(("cpu",), record_shapes=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.profiler._KinetoProfile, broken, Mock(side_effect=refused))
+        loop.steps(4)
+
+    assert loop.recorded().problem == "RuntimeError: no counters"
+    assert profile._prepare_trace is original
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        torch.ones(1)
+    assert loop.scheduler.take() is None
+    loop.arm(steps=1)
+    loop.steps(3)
+    assert loop.recorded().problem == ""
+    assert profile._prepare_trace is original
+
+
+def test_a_capture_that_is_over_does_not_end_again_for_a_profiler_of_the_program() -> None:
+    """It would be reported twice."""
+    loop = LoopState()
+    loop.arm(steps=1)
+    loop.steps(3)
+    loop.profiler.give_way()
+
+    assert loop.recorded().problem == ""
+    loop.profiler.give_way()
+    assert loop.scheduler.take() is None
