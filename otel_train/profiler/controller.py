@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from otel_train.datamodel import NS_PER_S, Capture, Clock
 from otel_train.profiler.requests import NEXT, UNDER_WAY, CaptureRequest, Options, Recorded
 from otel_train.profiler.step_schedule import CapturePhase, ProfiledThread, StepBoundary, StepScheduler
-from otel_train.profiler.storage import CaptureJob, CaptureStore, CaptureWriter, finding_summary
+from otel_train.profiler.storage import (
+    CaptureJob,
+    CaptureOutcome,
+    CaptureStore,
+    CaptureWriter,
+    finding_summary,
+)
 from otel_train.recording.events import Instrumented, LoopState, SourceKind, StepRule
 
 if TYPE_CHECKING:
@@ -75,29 +82,41 @@ class CaptureController:
         self._cooldown_ns = int(tuning.profiler_cooldown_s * NS_PER_S)
         self._ended_ns: dict[str, int] = {}
         self._queued: deque[CaptureRequest] = deque()
+        self._queue_lock = threading.Lock()  # requests come from several threads
         self._job: _Job | None = None
         self._recorded: Recorded | None = None
         self._bytes_per_step = 0
         self._reported_active = False
         self.others: Callable[[], bool] = lambda: False  # whether the FLOP count is under way
+        self.end_others: Callable[[], object] = (
+            bool  # ends it; called by the training thread between two steps
+        )
 
     def ask(self, request: CaptureRequest) -> str:
         """Queues a request. Thread-safe. Returns "", or the reason if it is refused."""
+        with self._queue_lock:
+            refusal = self.refusal(request)
+            if refusal:
+                return refusal
+            if request.trigger == "schedule":
+                self._queued.append(request)
+            else:  # before scheduled ones: its caller waits for it
+                self._queued.appendleft(request)
+            return ""
+
+    def refusal(self, request: CaptureRequest) -> str:
+        """Returns the reason why ``ask`` would refuse a request now; "" if it would not."""
         unavailable = self._profiler.unavailable()
         if unavailable and self._training.loop.rule is not None:  # training runs, and has not imported torch
             return unavailable
-        same_cause = any(other.cause == request.cause for other in self._queued)
+        same_cause = any(other.cause == request.cause for other in tuple(self._queued))
         idle = self.scheduler.phase is CapturePhase.IDLE
-        if len(self._queued) == MAX_QUEUED or (request.automatic and (same_cause or not idle)):
+        if len(self._queued) >= MAX_QUEUED or (request.automatic and (same_cause or not idle)):
             return UNDER_WAY
         ended_ns = self._ended_ns.get(request.cause)
         pause_ns = 0 if ended_ns is None else ended_ns + self._cooldown_ns - self._clock()
         if request.automatic and pause_ns > 0:
             return f"the last capture by {request.cause} is too recent: next in {pause_ns / NS_PER_S:.0f} s"
-        if request.trigger == "schedule":
-            self._queued.append(request)
-        else:  # before scheduled ones: its caller waits for it
-            self._queued.appendleft(request)
         return ""
 
     @property
@@ -117,7 +136,7 @@ class CaptureController:
     @property
     def running(self) -> bool:
         """Whether a capture is armed or runs."""
-        return self.scheduler.phase not in (CapturePhase.IDLE, CapturePhase.DONE)
+        return self.scheduler.running
 
     @property
     def finished(self) -> bool:
@@ -155,7 +174,8 @@ class CaptureController:
         loop = self._training.loop
         for request in list(self._queued):
             if not self.busy and request.is_near(loop) and loop.rule is not None:
-                self._queued.remove(request)
+                with self._queue_lock:
+                    self._queued.remove(request)
                 unavailable = self.begin(request)
                 if unavailable:
                     _log.warning("Capture (%s): %s", request.trigger, unavailable)
@@ -178,8 +198,9 @@ class CaptureController:
         A request for which no step has come is reported as a capture without steps, unless the schedule made it.
         """
         last = self._recorded or self.scheduler.take()
-        waiting = [Recorded(request, None, 0, 0, self._clock()) for request in self._queued]
-        self._queued.clear()
+        with self._queue_lock:
+            waiting = [Recorded(request, None, 0, 0, self._clock()) for request in self._queued]
+            self._queued.clear()
         left = deque(
             each
             for each in (last, *waiting)
@@ -222,7 +243,7 @@ class CaptureController:
         interval_ns = (recorded.begun_ns or recorded.ended_ns, recorded.ended_ns)
         capture = Capture(
             recorded.request.trigger, interval_ns, job.steps, outcome.file, outcome.bytes,
-            _error(recorded, outcome.problem), metadata["problem"], metadata["seconds"],
+            _error(recorded, outcome), metadata["problem"], metadata["seconds"],
             finding_summary(metadata), metadata,
         )  # fmt: skip
         # A missing activity is reported only if it was requested explicitly.
@@ -265,12 +286,10 @@ def _problem(recorded: Recorded) -> str:
     return "" if recorded.steps >= wanted else f"captured {recorded.steps} of {wanted} steps"
 
 
-def _error(recorded: Recorded, write_error: str) -> str:
+def _error(recorded: Recorded, outcome: CaptureOutcome) -> str:
     """Returns the ``error`` of a ``Capture``."""
-    if write_error:
-        return "size" if write_error.startswith("too large") else "disk"
-    if not recorded.begun_ns:
-        return "refused" if recorded.problem else "short"
-    if recorded.steps < recorded.request.steps:
-        return "profiler" if recorded.problem and recorded.trace is None else "short"
-    return ""
+    if outcome.problem:
+        return "size" if outcome.problem.startswith("too large") else "disk"
+    if recorded.problem and not outcome.file:
+        return "profiler" if recorded.begun_ns else "refused"
+    return "short" if recorded.steps < recorded.request.steps else ""

@@ -108,8 +108,10 @@ class CaptureEndpoint:
         return self.controller.ask(self._defaults._replace(trigger="alert", alert=name, reason=name))
 
     def ask_by_signal(self) -> None:
-        """Queues a capture for SIGUSR2."""
-        self.controller.ask(self._defaults._replace(trigger="signal", reason="SIGUSR2"))
+        """Queues a capture for SIGUSR2; logs why if it is refused."""
+        refusal = self.controller.ask(self._defaults._replace(trigger="signal", reason="SIGUSR2"))
+        if refusal:
+            _log.warning("No capture (SIGUSR2): %s", refusal)
 
     def read(self, document: dict[str, Any]) -> CaptureRequest:
         """Parses a request of the program; raises ConfigError if it is invalid."""
@@ -135,14 +137,14 @@ class CaptureEndpoint:
             "steps": request.steps, "warmup": request.warmup, "at_step": request.at_step, "reason": request.reason,
             "pinned": request.pinned, **request.options._asdict(),
         }  # fmt: skip
+        own = ranks is None or rank in ranks
+        problem = self.controller.refusal(request) if own else ""  # before other ranks are asked
         for other in others:
-            problem = self._requests.pass_on(other, passed_on)
-            if problem:
-                return 409, {"error": problem}
-        if ranks is None or rank in ranks:
-            refusal = self.controller.ask(request)
-            if refusal:
-                return 409, {"error": refusal}
+            problem = problem or self._requests.pass_on(other, passed_on)
+        if own:
+            problem = problem or self.controller.ask(request)
+        if problem:
+            return 409, {"error": problem}
         at_step = request.at_step if request.at_step != NEXT else "next"
         return 202, {"armed": True, "at_step": at_step, "steps": request.steps}
 
@@ -191,10 +193,11 @@ class EpochCaptures:
         deadline_s = time.monotonic() + PREVIOUS_CAPTURE_WAIT_S
         while True:
             with self._accounted():
+                self._controller.end_others()  # the next step is the first of the capture
                 self._controller.poll(last=True)
                 if not self._controller.busy:
                     return self._controller.begin(wanted)
-                if self._controller.running:
+                if self._controller.running or self._controller.others():
                     return UNDER_WAY
             if time.monotonic() > deadline_s:
                 return UNDER_WAY
@@ -280,8 +283,12 @@ class Capturing(CaptureEndpoint):
         self._snapshots.write_if_due()
 
     def give_way_to(self, flops: FlopCount) -> None:
-        """Starts no capture while a step's FLOP are counted: both intercept the events of the training thread."""
+        """Starts no capture while a step's FLOP are counted: both intercept the events of the training thread.
+
+        Only the capture of an epoch, which cannot wait, ends the count.
+        """
         self.controller.others = lambda: flops.busy
+        self.controller.end_others = flops.end
 
     def stop(self) -> None:
         """Ends the open recording."""

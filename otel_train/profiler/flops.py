@@ -102,6 +102,13 @@ class FlopCount:
             if loop.rule is not None and loop.step >= FIRST_STEP:
                 self._begin(loop.rule)
 
+    def end(self) -> None:
+        """Ends the count for a capture; it begins again later. Called by the training thread while the service thread is paused."""
+        if self._scheduler.running:
+            self._tries -= 1  # it is not the count that failed
+            self._scheduler.abort("a capture began")
+        self._take()
+
     def stop(self, timeout_s: float) -> None:
         """Ends the count when the session closes."""
         self._scheduler.abort("the session ended")

@@ -164,13 +164,18 @@ class StepScheduler:
         return result
 
     @property
+    def running(self) -> bool:
+        """Whether a capture is armed or runs."""
+        return self.phase not in (CapturePhase.IDLE, CapturePhase.DONE)
+
+    @property
     def within_ns(self) -> tuple[int, int]:
         """Start and end of the last recording, or a distant end while it runs; (0, 0) without one."""
         return (self.begun_ns, self._ended_ns or _NEVER_NS) if self.begun_ns else (0, 0)
 
     def abort(self, why: str) -> None:
         """Ends the capture: at once if called on the training thread, else at the next event of that thread."""
-        if self.phase in (CapturePhase.IDLE, CapturePhase.DONE):
+        if not self.running:
             return
         self._abort = self._abort or why
         self._over = True
@@ -179,7 +184,7 @@ class StepScheduler:
 
     def over(self) -> None:
         """Ends the capture of an epoch with the steps it has. Called by the training thread."""
-        if self._request.at_once and self.phase not in (CapturePhase.IDLE, CapturePhase.DONE):
+        if self._request.at_once and self.running:
             if self._boundary.ended and get_ident() == self._thread.ident:
                 self._contain(self._end_of_step)
             self.abort("")
@@ -326,7 +331,7 @@ class StepScheduler:
         self._trace = None if warming else trace
 
     def _give_way(self) -> None:
-        if self.phase in (CapturePhase.IDLE, CapturePhase.DONE):
+        if not self.running:
             return
         self._abort, self._over = "the program started a profiler of its own", True
         if get_ident() == self._thread.ident:

@@ -6,12 +6,14 @@ import gzip
 import json
 import logging
 import sys
+import threading
 import time
 from _thread import get_ident
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,10 +21,12 @@ from otel_train.agent.remote import RequestFolder
 from otel_train.config.settings import ProfilerEvery, Tuning
 from otel_train.datamodel import Capture
 from otel_train.profiler.controller import CaptureController
-from otel_train.profiler.endpoint import CaptureEndpoint, EpochCaptures, NoEpochCaptures
+from otel_train.profiler.endpoint import CaptureEndpoint, Capturing, EpochCaptures, NoEpochCaptures
+from otel_train.profiler.flops import MOST_TRIES, FlopCount
 from otel_train.profiler.requests import (
     KEY_FILE,
     SLOW_STEPS,
+    UNDER_WAY,
     CaptureRequest,
     Schedule,
     SlowSteps,
@@ -156,6 +160,64 @@ def test_captures_that_were_not_requested_keep_a_pause(run: Run) -> None:
 
     assert "too recent" in run.controller.ask(slow)
     assert run.controller.ask(REQUEST) == ""
+
+
+@pytest.mark.parametrize(("broken", "error", "has_file"), [("", "short", True), ("stop", "profiler", False)])
+def test_a_capture_without_all_its_steps_is_short_if_it_has_a_trace(
+    run: Run, broken: str, error: str, *, has_file: bool
+) -> None:
+    """Only without one is there a fault of the profiler to look for."""
+    run.profiler.broken = {broken}
+    run.controller.ask(REQUEST._replace(steps=50))
+    run.endpoint.poll()
+    run.steps(5)
+    run.controller.scheduler.abort("stopped after 0.05 s")
+    capture = run.finish()
+
+    assert (capture.error, capture.problem, bool(capture.file)) == (error, "stopped after 0.05 s", has_file)
+
+
+def test_a_whole_capture_whose_profiler_does_not_stop_has_an_error(run: Run) -> None:
+    """All steps were recorded, but there is no trace."""
+    run.profiler.broken = {"stop"}
+
+    assert (run.captured().error, run.captures[0].problem) == ("profiler", "RuntimeError: stop is broken")
+
+
+def test_of_two_threads_that_ask_at_once_one_gets_the_last_place(run: Run) -> None:
+    """Otherwise the queue would grow beyond its bound, and then without one."""
+    both_decide = threading.Barrier(2)
+
+    class Undecided(CaptureRequest):
+        @property
+        def automatic(self) -> bool:
+            with suppress(threading.BrokenBarrierError):
+                both_decide.wait(0.2)
+            return False
+
+    run.controller.ask(REQUEST)
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(run.controller.ask, [Undecided(*REQUEST)] * 2))
+
+    assert sorted(answers) == ["", UNDER_WAY]
+
+
+def test_a_refused_signal_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """There is no other answer to ``kill -USR2``."""
+    run.profiler.without = "no torch"
+    run.endpoint.ask_by_signal()
+
+    assert [record.getMessage() for record in caplog.records] == ["No capture (SIGUSR2): no torch"]
+
+
+def test_no_other_rank_is_asked_if_this_one_refuses(run: Run) -> None:
+    """The answer says that nothing was armed."""
+    (run.folder / "rank3").mkdir()
+    for _ in range(2):
+        run.controller.ask(REQUEST)
+
+    assert post(run, {"ranks": [0, 3]}) == (409, {"error": UNDER_WAY})
+    assert not list((run.folder / "rank3").iterdir())
 
 
 def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
@@ -584,6 +646,25 @@ def test_of_two_who_want_the_same_epoch_the_second_is_refused_at_once(
 
     assert (first, second) == ("", "a capture is under way: one at a time")
     assert time.monotonic() - began_s < 15
+
+
+def test_an_epoch_ends_a_flop_count_that_waits_for_its_first_step(run: Run, epochs: EpochCaptures) -> None:
+    """The thread that would make the step waited half a minute for the count. The step is counted later."""
+    pytest.importorskip("torch")  # nothing is counted before the program has imported it
+    training: Any = FakeTraining(run.loop, run.thread, run.number, lambda _: 1)
+    flops = FlopCount(training, event=lambda *_: None, max_s=60, shared=False)
+    Capturing.give_way_to(cast("Capturing", run.endpoint), flops)
+    armed = []
+    for epoch in range(1, MOST_TRIES + 2):
+        flops.poll(free=True)
+        armed.append((flops.busy, epochs.begin(epoch, {"steps": 1, "warmup": 0}), flops.busy))
+        run.steps(3)
+    epochs.finish(20)
+    flops.poll(free=True)
+
+    assert armed == [(True, "", False)] * (MOST_TRIES + 1)
+    assert [record["steps_recorded"] for record in run.records()] == [1] * (MOST_TRIES + 1)
+    assert (flops.busy, flops.refusal) == (True, "")
 
 
 def test_two_captures_that_wait_at_the_end_are_both_written(run: Run, epochs: EpochCaptures) -> None:
