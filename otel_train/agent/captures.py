@@ -40,7 +40,8 @@ class RankCaptures:
         self.flops: FlopCount | None = None
         self._client = client
         self._config = config
-        self._setting_up, self._flops_guard = threading.Lock(), Guard("flops")
+        self._setting_up = threading.Lock()
+        self._guard, self._flops_guard = Guard("captures"), Guard("flops")
 
     # -- state for reports -------------------------------------------------------------------------
 
@@ -94,7 +95,9 @@ class RankCaptures:
     # -- setting up --------------------------------------------------------------------------------
 
     def set_up(self) -> Capturing | None:
-        """Returns the capture components, made on first use; None if there can be no captures."""
+        """Returns the capture components, made on first use; None if there can be no captures, or faults switched them off."""
+        if self._guard.closed:
+            return None
         opened = self._client.opened
         if self.capturing is not None or opened is None or not opened.run_directory:
             return self.capturing
@@ -142,10 +145,12 @@ class RankCaptures:
     def poll(self, *, asked: bool) -> None:
         """Runs one iteration. ``asked``: a capture was requested."""
         client = self._client
-        if self.flops is not None:
+        if self.flops is not None and not self._flops_guard.closed:
             with self._flops_guard, client.turn():
                 self.flops.poll(free=not self.recording)
-        with Guard("captures"):
+        if self._guard.closed:
+            return
+        with self._guard:
             capturing = self.set_up_now() if asked else self.capturing
             if capturing is not None:
                 with client.turn():

@@ -43,6 +43,7 @@ class LazyComponents:
         self._main = threading.get_ident()
         self._making = threading.Lock()
         self.trackers: Trackers | None = None
+        self._trackers_guard = Guard("trackers")
         self.may_use_trackers = False
         self.made_captures: RankCaptures | None = None
         self.exchange: Exchange | None = None
@@ -68,7 +69,7 @@ class LazyComponents:
         self.may_use_trackers = opened.info.rank == 0 and may_use_trackers(self._config)
         if not makes:
             return
-        with Guard("trackers"):
+        with self._trackers_guard:
             if uses_trackers(self._config):
                 self.make_trackers()
         with Guard("captures"):
@@ -148,8 +149,9 @@ class LazyComponents:
 
     def poll(self) -> None:
         """Runs one iteration: makes trackers if a tracker package was imported meanwhile, and runs captures."""
-        if self.trackers is None and uses_trackers(self._config):
-            with Guard("trackers"):
+        guard = self._trackers_guard
+        if self.trackers is None and not guard.closed and uses_trackers(self._config):
+            with guard:
                 self.make_trackers()
         requested = self.capture_is_requested
         if requested or self.made_captures is not None:

@@ -1,0 +1,60 @@
+"""Faults of captures and trackers on the service thread of a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from otel_train.agent.captures import RankCaptures
+from otel_train.agent.lazy_components import LazyComponents
+from otel_train.agent.messages import CAPTURES_OFF
+from otel_train.config import Config
+from otel_train.datamodel import Anchor
+
+POLLS = 10
+
+
+@pytest.fixture
+def client() -> Any:
+    """A connection to an agent that has opened a run directory."""
+    return MagicMock()
+
+
+@pytest.mark.parametrize("part", ["capturing", "flops"])
+def test_captures_that_fail_at_every_poll_are_switched_off(
+    client: Any, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a traceback every two seconds, for as long as the run lasts."""
+    captures = RankCaptures(client, Config(), Anchor.now())
+    failing = MagicMock(**{"poll.side_effect": ValueError("a fault")})
+    setattr(captures, part, failing)
+    for _ in range(POLLS):
+        captures.poll(asked=False)
+
+    assert failing.poll.call_count == len(caplog.records) + 1 == 3
+    assert "is now off" in caplog.text
+
+
+def test_captures_that_are_switched_off_refuse_requests(client: Any) -> None:
+    """Otherwise they are accepted, and nothing comes of them."""
+    captures = RankCaptures(client, Config(), Anchor.now())
+    captures.capturing = MagicMock(**{"poll.side_effect": ValueError("a fault")})
+    for _ in range(POLLS):
+        captures.poll(asked=False)
+
+    assert captures.capture({"steps": 1}) == CAPTURES_OFF
+
+
+def test_trackers_that_cannot_be_made_are_switched_off(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As every other component."""
+    components = LazyComponents(client, Config(tensorboard="on", profiler="off"), Anchor.now())
+    making = MagicMock(side_effect=ValueError("a fault"))
+    monkeypatch.setattr(components, "make_trackers", making)
+    for _ in range(POLLS):
+        components.poll()
+
+    assert making.call_count == len(caplog.records) + 1 == 3
