@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -293,6 +294,8 @@ def store(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
     path = place.folder / (name + METADATA_SUFFIX)
     with suppress(OSError):  # event and log have the same information
         write_metadata(path, metadata)
+    with suppress(OSError):
+        remove_oldest(place, keep=path)
     analysis = _begin_analysis(place, outcome.file) if outcome.file and place.analyze else None
     yield outcome, metadata
     if analysis is not None:
@@ -314,24 +317,27 @@ def _free_name(place: CaptureStore, wanted: str) -> str:
 
 def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
     place = job.place
-    partial = place.folder / f".{name}.partial"
+    if not os.fstat(trace.fileno()).st_size:
+        return CaptureOutcome(
+            problem="not written: the profiler gave nothing. Is /proc there, and memory left?"
+        )
+    path, plain = place.folder / (name + SUFFIX), _plain(job, name)
+    paths = [path] if plain is None else [plain, path]
+    partials = [each.with_name(f".{each.name}.partial") for each in paths]
     try:
-        if not os.fstat(trace.fileno()).st_size:
-            problem = "not written: the profiler gave nothing. Is /proc there, and memory left?"
-            return CaptureOutcome(problem=problem)
-        kernels = _pack(job, trace, partial, plain=_plain(job, name))
-        size = partial.stat().st_size
+        kernels = _pack(job, trace, partials[-1], plain=None if plain is None else partials[0])
+        size = partials[-1].stat().st_size
         if size > place.max_bytes:
             problem = f"too large: {size} bytes, of {place.max_bytes} allowed. Capture fewer steps"
             return CaptureOutcome(bytes=size, problem=problem)
-        path = place.folder / (name + SUFFIX)
-        partial.replace(path)
+        for partial, each in zip(partials, paths, strict=True):
+            partial.replace(each)
     finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        for partial in partials:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
     if place.tensorboard:
         _show_in_tensorboard(path, Path(place.tensorboard), f"{name}.rank{place.rank}")
-    remove_oldest(place, keep=path)
     absent = job.wants_device and not kernels
     note = "no device events: another tool may hold the counters, or they need a permission"
     return CaptureOutcome(str(path), size, missing=(note,) if absent else ())
@@ -365,12 +371,19 @@ def _begin_analysis(place: CaptureStore, file: str) -> subprocess.Popen[bytes] |
 
 
 def remove_oldest(place: CaptureStore, *, keep: Path) -> None:
-    """Removes this rank's oldest captures beyond the number kept, except pinned ones."""
-    traces = sorted(place.folder.glob(f"*-rank{place.rank}{SUFFIX}"), key=changed_ns)
-    loose = [path for path in traces if path != keep and not read_metadata(metadata_path(path)).get("pinned")]
-    for path in loose[: max(0, len(traces) - place.kept)]:
-        path.unlink(missing_ok=True)
-        metadata_path(path).unlink(missing_ok=True)
+    """Removes this rank's oldest captures beyond the number kept, except pinned ones; likewise metadata without a trace.
+
+    ``keep`` is the path of the metadata of a capture that is kept.
+    """
+    mine = f"-rank{place.rank}"
+    traces = [(path, metadata_path(path)) for path in place.folder.glob(f"*{mine}{SUFFIX}")]
+    described = {record for _, record in traces}
+    records = set(place.folder.glob(f"*{mine}{METADATA_SUFFIX}"))
+    for found in (traces, [(record, record) for record in records - described]):
+        found.sort(key=lambda files: changed_ns(files[0]))
+        loose = [files for files in found if files[1] != keep and not read_metadata(files[1]).get("pinned")]
+        for path in chain.from_iterable(loose[: max(0, len(found) - place.kept)]):
+            path.unlink(missing_ok=True)
 
 
 def _pack(job: CaptureJob, raw: BinaryIO, packed: Path, *, plain: Path | None) -> bool:

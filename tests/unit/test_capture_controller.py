@@ -290,6 +290,38 @@ def test_old_captures_are_removed_and_pinned_ones_stay(tmp_path: Path) -> None:
     assert len(run.records()) == 2
 
 
+def test_metadata_of_captures_without_a_trace_is_removed_as_well(tmp_path: Path) -> None:
+    """A schedule that asks too late every two seconds would leave 40,000 files a day."""
+    run = Run(tmp_path, kept=2)
+    kept = run.captured().file
+    run.profiler.broken = {"save"}
+    for _ in range(4):
+        run.captured()
+
+    assert [bool(record["file"]) for record in run.records()].count(False) == 2
+    assert [str(path) for path in (tmp_path / "captures").glob("*.json.gz")] == [kept]
+
+
+@pytest.mark.parametrize("earlier", ["", "yesterday"])
+def test_a_trace_that_is_too_large_leaves_no_uncompressed_copy(
+    run: Run, epochs: EpochCaptures, tmp_path: Path, earlier: str
+) -> None:
+    """It is ten times larger than the trace that was refused. A file of an earlier run stays."""
+    run.controller._place = run.controller._place._replace(max_bytes=10)
+    plain = tmp_path / "out" / "epoch_1.json"
+    plain.parent.mkdir()
+    if earlier:
+        plain.write_text(earlier)
+    epochs.begin(1, {"steps": 1, "warmup": 0}, output_dir=str(plain.parent))
+    run.steps(3)
+    epochs.finish(20)
+
+    assert run.captures[0].error == "size"
+    assert [path.read_text() for path in plain.parent.iterdir() if path.name != ".gitignore"] == [
+        earlier for _ in range(bool(earlier))
+    ]
+
+
 def test_tensorboard_finds_a_copy(tmp_path: Path) -> None:
     """Its plugin looks for a suffix of its own."""
     run = Run(tmp_path, tensorboard=str(tmp_path / "tb"))
