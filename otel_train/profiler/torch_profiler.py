@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from otel_train.safety import replace
@@ -110,10 +109,11 @@ class TorchProfiler(Profiler):
         try:
             self._as_own_call(self._profile.start_trace)
         except BaseException:
-            with suppress(Exception):
+            try:
                 if self.busy():  # it failed after the profiler was enabled
                     self._as_own_call(self._profile.stop_trace)
-            self._release()
+            finally:
+                self._release()
             raise
 
     def stop(self) -> Any:
