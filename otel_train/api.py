@@ -216,6 +216,7 @@ def _begun(
         forget_in_fork()  # else hooks of the parent process' session stay below those of this one
         named_models(model)  # wrong arguments raise before anything is set up
         named_loaders(loaders)
+        _check_trackers(resolved.config, trackers)
         active_session.disabled = False
         session = Session(resolved.config, origins=resolved.origins)
         _sessions[:] = [session]
@@ -263,6 +264,15 @@ def _resolved(
         return resolve(settings={"disabled": True}, environ={}), {}
     warn(resolved.origins.ignored, resolved.origins.deprecated)
     return resolved, trackers
+
+
+def _check_trackers(config: Config, given: Mapping[str, Any]) -> None:
+    from otel_train.config.settings import TRACKERS
+
+    if any(getattr(config, name) == "on" for name in TRACKERS):
+        from otel_train.trackers.manager import check_requested
+
+        check_requested(config, given)
 
 
 def _inert(config: Config | None, loaders: Any) -> Session:  # Any: the user's own

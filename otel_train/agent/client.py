@@ -20,7 +20,7 @@ from otel_train.agent.lazy_components import LazyComponents
 from otel_train.agent.messages import CAPTURES_OFF, Hello, OomKills, Opened, Request, Response, ResponseBox
 from otel_train.agent.process import BUSY_S, AgentConnection, start_of_job
 from otel_train.agent.reports import PAUSE_S, ReportBuilder
-from otel_train.config.settings import CODE, TRACKERS, Config
+from otel_train.config.settings import CODE, Config
 from otel_train.console import print_while_taken, terminal_of
 from otel_train.datamodel import Anchor, ExportBatch, system_clock
 from otel_train.errors import ConfigError
@@ -189,12 +189,6 @@ class AgentClient:
             from otel_train.exporters.plugins import check_known
 
             check_known(config.exporters)
-
-        for name in TRACKERS:
-            if getattr(config, name) == "on":
-                from otel_train.trackers.manager import check_installed
-
-                check_installed(name)
 
     def _advance_state(self, state: State) -> None:
         self._state = max(self._state, state)

@@ -186,6 +186,13 @@ class Trackers:
         self._queues[name] = TrackerQueue(TRACKERS[name].make(opening))
 
 
+def check_requested(config: Config, given: Mapping[str, Any]) -> None:
+    """Imports the packages of requested trackers, except where a run or writer of the program is given; see ``check_installed``."""
+    for name in TRACKERS:
+        if getattr(config, name) == "on" and isinstance(given.get(name, {}), dict):
+            check_installed(name)
+
+
 def check_installed(name: str) -> None:
     """Imports the package of a requested tracker; raises ConfigError if it is not installed."""
     if find_spec(name) is None:

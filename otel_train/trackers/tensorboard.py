@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +41,14 @@ class TensorBoardTracker:
 
     def wanted(self) -> bool:
         """Returns whether event files are to be written."""
-        return (
-            self._given is not None
-            or self._requested
-            or any(name in sys.modules for name in TRACKER_MODULES["tensorboard"])
-        )
+        if self._given is not None or self._requested:
+            return True
+        return any(name in sys.modules for name in TRACKER_MODULES["tensorboard"]) and self._is_installed
+
+    @cached_property
+    def _is_installed(self) -> bool:
+        """Whether event files can be written: tensorboardX does not need the package tensorboard."""
+        return find_spec("tensorboard") is not None
 
     def place(self) -> Any:
         """Returns the given writer, else the folder."""

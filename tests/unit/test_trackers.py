@@ -8,17 +8,19 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import otel_train
 from otel_train import api
 from otel_train.config import Config
 from otel_train.config.settings import TRACKERS
 from otel_train.errors import ConfigError
-from otel_train.trackers import manager
+from otel_train.trackers import manager, tensorboard
 from otel_train.trackers.manager import ConsoleTracker, TrackerQueue
 from otel_train.trackers.metrics import FlatRow
 from otel_train.trackers.tensorboard import TensorBoardTracker
@@ -328,3 +330,28 @@ def test_a_given_writer_gets_scalars() -> None:
 
     assert ("samples_per_second", 80.0, 100) in calls
     assert len(calls) == len(EPOCH.values)
+
+
+def test_a_program_with_another_writer_of_events_gets_no_event_files_without_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its package, tensorboardX, writes without that package."""
+    monkeypatch.setitem(sys.modules, "tensorboardX", types.ModuleType("tensorboardX"))
+    monkeypatch.setattr(tensorboard, "find_spec", lambda _: "found")
+    assert TensorBoardTracker(tmp_path).wanted()
+
+    monkeypatch.setattr(tensorboard, "find_spec", find_spec)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert not TensorBoardTracker(tmp_path).wanted()
+    assert TensorBoardTracker(tmp_path, asked=True).wanted()
+
+
+def test_a_given_writer_needs_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer of tensorboardX has all that is called: ``add_scalar``."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    settings: dict[str, Any] = {"run_dir": tmp_path, "console": False, "prometheus": False}
+
+    with otel_train.instrument(tensorboard=SimpleNamespace(add_scalar=print), **settings) as session:
+        assert session.info is not None
+    with pytest.raises(ConfigError, match=r"pip install 'otel-train\[tensorboard\]'"):
+        otel_train.instrument(tensorboard={"log_dir": "logs"}, **settings)
