@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 from otel_train.errors import ConfigError, kind_of, whole
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from otel_train.config.settings import Config, ResolvedConfig
     from otel_train.profiler.endpoint import NoEpochCaptures
+    from otel_train.resource import RunInfo
     from otel_train.session import Session
 
 
@@ -36,21 +38,29 @@ class DisabledSession:
     """No-op ``Session``, for disabled telemetry.
 
     Args:
-        config: the settings; after a failed start only those that the caller passed as ``config``.
+        config: the settings; after a failed start only those that the caller passed as ``config``, else ``disabled``.
         loaders: as for ``instrument``.
     """
 
     closed = False
-    info = None
     run_directory = None
     metrics_url = None
     last_loader_name = None
     last_batch_fetch_ms = None
 
     def __init__(self, config: Config | None, loaders: Any) -> None:  # Any: the user's own
-        self.config = config
+        from otel_train.config.settings import Config
+
+        self.config = config or Config(disabled=True)
         self.loaders: dict[str, Any] = {}
         self.add(loaders=loaders)
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """Identity of the process in the job; no run has this id."""
+        from otel_train.resource import detect
+
+        return detect(self.config)
 
     def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
         """Adds the loaders to ``self.loaders`` by name, unwrapped; ignores the model."""
@@ -72,7 +82,13 @@ class DisabledSession:
         """Accepts the arguments of the method of ``Session``; does nothing."""
 
     log = event = end = report = track = provide = find_models = show_blocks = _nothing
-    let_go_in_fork = reset_window = close = __exit__ = _nothing
+    let_go_in_fork = reset_window = _nothing
+
+    def close(self, *_: Any) -> None:  # Any: see ``Session.close``
+        """Sets ``closed``."""
+        self.closed = True
+
+    __exit__ = close
 
     def begin(self, name: str) -> Token:
         """Times nothing."""

@@ -24,6 +24,9 @@ _CAUSE_LENGTH = 200  # characters
 _TRACEBACK = r"(?m)^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)*"
 """The traceback in the message of an exception from another process, such as a DataLoader worker; its cause comes after it."""
 
+_HANDLED_BEFORE = "_otel_train_handled_before"
+"""Attribute of an exception that was being handled when a session started: the identity of its ``ExitHook``."""
+
 ENDS = ("finished", "failed", "interrupted", "terminated")
 """End states of a run whose process could record one."""
 
@@ -71,6 +74,8 @@ class ExitHook:
         self._changing = free_in_forks(threading.RLock())
         self._exit: tuple[object, Any] | None = None
         self._child: Any = None
+        if (handled := sys.exc_info()[1]) is not None:  # not kept: it holds the local variables of its frames
+            vars(handled)[_HANDLED_BEFORE] = id(self)
         self._sys_exit: tuple[Any, Any] = (None, None)
 
     @property
@@ -169,8 +174,14 @@ class ExitHook:
             self._restore_handler()
 
     def set_state(self, state: str) -> None:
-        """Sets the end state; derived from the exception that is being handled if empty. ``terminated`` stays."""
+        """Sets the end state. ``terminated`` stays.
+
+        If empty, it is derived from the exception that is being handled, unless that was being handled when the session started.
+        """
         signalled, error = self.state == "terminated", sys.exc_info()[1]
+        if error is not None and vars(error).get(_HANDLED_BEFORE) == id(self):
+            del vars(error)[_HANDLED_BEFORE]
+            error = None
         self._state = "terminated" if signalled else state or self.of(error)
         self.cause = self.cause or cause_of(error) if self._state == "failed" else ""
         self.assumed = self.assumed and not signalled

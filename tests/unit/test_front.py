@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,8 @@ def test_a_disabled_session_hands_back_what_it_was_given() -> None:
     assert off.watch(rows, name="x") is rows
     assert (off.summary(), off.instrumentation_gaps()) == ({}, [])
     assert (off.last_loader_name, off.last_batch_fetch_ms) == (None, None)
+    assert (off.config.disabled, off.closed, off.info.rank, off.info.world_size) == (True, True, 0, 1)
+    assert DisabledSession(None, rows).config.disabled  # where ``instrument`` could not start
     off.end(off.begin("work"))
     off.report()
     off.on("forward", before=off.close).remove()
@@ -77,6 +80,29 @@ def sigterm() -> Iterator[None]:
 def test_the_state_of_a_run_is_read_off_its_end(error: BaseException | None, state: str) -> None:
     """``sys.exit(0)`` is no failure, Ctrl-C is no crash."""
     assert ExitHook(lambda _: None).of(error) == state
+
+
+@pytest.mark.parametrize(("error", "state"), [(None, "finished"), (ValueError("NaN"), "failed")])
+def test_an_exception_that_was_being_handled_at_the_start_is_no_failure_of_the_run(
+    error: Exception | None, state: str
+) -> None:
+    """``except OutOfMemoryError: train(batch_size=8)``: the second attempt closes its session inside the ``except``."""
+    first = RuntimeError("out of memory")
+
+    def second_attempt() -> None:
+        hook = ExitHook(lambda _: None)
+        try:
+            if error is not None:
+                raise error
+        finally:
+            hook.set_state("")
+            assert (hook.state, hook.cause) == (state, f"ValueError: {error}" if error else "")
+
+    with suppress(ValueError):
+        try:
+            raise first
+        except RuntimeError:
+            second_attempt()
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "finished"), (1, "failed")])
