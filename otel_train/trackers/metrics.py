@@ -29,6 +29,10 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.\-]")
 _log = logging.getLogger("otel_train")
 
 
+OPERATIONS: Final = ("data_batch_production", "loss_fn_computation", "make_step_total", "training_step")
+"""Operations that are found in every program. A name of the program that equals one gets a number."""
+
+
 class SafeNames:
     """Maps names to distinct names of letters, digits and ``_-.``, which all trackers accept."""
 
@@ -44,7 +48,7 @@ class SafeNames:
 
     def _new(self, name: str) -> str:
         plain = _UNSAFE.sub("_", name) or "_"
-        used = set(self._safe.values())
+        used = {*OPERATIONS, *self._safe.values()}
         safe, number = plain, 1
         while safe in used:
             number += 1
@@ -52,7 +56,7 @@ class SafeNames:
         if number > 1 and not self._warned:
             self._warned = True
             _log.warning(
-                "%r and another name both become %r in trackers: it is logged as %r. Rename one of them",
+                "%r and another name both become %r in trackers: it is logged as %r. Rename it",
                 name, plain, safe,
             )  # fmt: skip
         return safe

@@ -538,6 +538,16 @@ def test_names_are_made_safe_and_stay_apart(caplog: pytest.LogCaptureFixture) ->
     assert len(caplog.records) == 1
 
 
+def test_a_stage_of_the_program_is_not_added_to_an_operation_of_the_same_name() -> None:
+    """Forty calls of 20 training steps would be neither."""
+    safe = SafeNames()
+
+    assert [safe(name) for name in ("training_step", "training step")] == [
+        "training_step_2",
+        "training_step_3",
+    ]
+
+
 def test_no_name_is_folded_however_many_there_are() -> None:
     """A tracker's chart costs nothing: ``_OTHER`` is for OTLP and Prometheus, where a series does."""
     tape = Tape()
