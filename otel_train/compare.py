@@ -199,7 +199,7 @@ def compare(before: Side, after: Side) -> dict[str, Any]:
     _refuse(before, after)
     names = [name for name in before.samples if name in after.samples]
     rows = [_row(name, before.samples[name], after.samples[name]) for name in names]
-    rows[1:] = sorted(rows[1:], key=lambda row: -abs(row["after"]["seconds"] - row["before"]["seconds"]))
+    rows[1:] = sorted(rows[1:], key=lambda row: -_change_per_step(row, rows[0]))
     return {
         "schema": SCHEMA,
         "kind": before.kind,
@@ -366,6 +366,12 @@ def _refuse(before: Side, after: Side) -> None:
                 raise ComparisonError(
                     f"not comparable: {side.name} has durations of {name} that no run can have; its files are damaged"
                 )
+
+
+def _change_per_step(row: Mapping[str, Any], step: Mapping[str, Any]) -> float:
+    """Returns the absolute difference of the seconds per step: the two may have different numbers of steps."""
+    before, after = (row[side]["seconds"] / max(step[side]["count"], 1) for side in ("before", "after"))
+    return float(abs(after - before))
 
 
 def _row(name: str, before: Sample, after: Sample) -> dict[str, Any]:

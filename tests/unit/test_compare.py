@@ -315,3 +315,16 @@ def test_a_limit_that_is_no_share_is_refused(text: str, cli: Cli) -> None:
     assert (
         "expected a share such as 5% or 0.05" in cli("compare", "a", "b", f"--fail-if-slower={text}").refused
     )
+
+
+def test_rows_are_in_the_order_of_their_change_per_step_though_one_run_is_longer() -> None:
+    """Of totals, the row that takes most time would be first, although only the other one has changed."""
+    sides = [
+        Side(name="a", kind="run", samples={
+            "step": of_values([1.1] * steps), "stage forward": of_values([1.0] * steps),
+            "stage data": of_values([data] * steps),
+        })
+        for steps, data in ((10, 0.1), (100, 0.3))
+    ]  # fmt: skip
+
+    assert [row["name"] for row in compare(*sides)["rows"]] == ["step", "stage data", "stage forward"]
