@@ -17,10 +17,10 @@ from typing import Any, Final, TextIO, TypeVar
 
 from otel_train.cli import complain
 from otel_train.config.sources import resolve
-from otel_train.datamodel import FLIGHT_FILE
+from otel_train.datamodel import FLIGHT_FILE, RUN_FILE
 from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.exporters.run_directory import earlier_trainings, find_run
-from otel_train.files import mark_of, problem_of, rank_folders
+from otel_train.files import mark_of, problem_of, rank_folders, read_json
 from otel_train.profiler.storage import OF_A_RANK, captures_of, taken_together
 from otel_train.safety import printable
 from otel_train.trace_analysis.events import Trace, read
@@ -345,5 +345,14 @@ def print_earlier_trainings(run: Path) -> None:
     earlier = earlier_trainings(run)
     if earlier:
         others = "the one before" if len(earlier) == 1 else f"the {len(earlier)} before"
-        message = f"{run} shows the newest training of its run. To see {others}, give as RUN: "
+        message = f"{run} shows {_training_of(run)} of its run. To see {others}, give as RUN: "
         complain(message + ", ".join(map(str, earlier[-_MOST_NAMED:])))
+
+
+def _training_of(run: Path) -> str:
+    """Returns which training is in a run directory: its number, where ``run.json`` has one."""
+    with suppress(RunDirectoryError):
+        number = read_json(run / RUN_FILE).get("training")
+        if isinstance(number, int):
+            return f"training {number}"
+    return "the newest training"

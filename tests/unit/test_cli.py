@@ -275,6 +275,19 @@ def test_a_run_that_goes_while_it_is_read_is_no_unexpected_error(
     assert 0 < looks < moment
 
 
+@pytest.mark.parametrize(("number", "which"), [(4, "training 4"), ("4", "the newest training")])
+def test_the_training_that_is_shown_has_its_own_number(
+    number: object, which: str, run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Earlier ones may have been removed, so that their number says nothing."""
+    (run_of_two / "training-2" / "rank0").mkdir(parents=True)
+    replace_json(run_of_two / "run.json", {"training": number})
+
+    arguments.print_earlier_trainings(run_of_two)
+
+    assert f"{run_of_two} shows {which} of its run. To see the one before" in capsys.readouterr().err
+
+
 def test_a_misspelt_command_is_refused_with_the_one_that_is_near(cli: Cli) -> None:
     """The list of all of them has fifteen."""
     assert "'sumary': there is no such command. Did you mean 'summary'?" in cli("sumary", "runs/a").refused
