@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -263,6 +265,10 @@ class LoaderTotals:
         return window
 
 
+MOST_RECLAIMED = 16_384
+"""Most intervals that ``ReclaimedTime`` keeps; the oldest are dropped: a program without a training thread forgets none."""
+
+
 class ReclaimedTime:
     """Intervals of stalls and compilations, which count as these activities whatever stage was open.
 
@@ -270,28 +276,45 @@ class ReclaimedTime:
     """
 
     def __init__(self) -> None:
-        self._intervals: list[tuple[Activity, int, int]] = []
+        self._intervals: list[
+            tuple[int, int, Activity]
+        ] = []  # begin, end; none overlap, in the order of time
 
     def add(self, activity: Activity, begun_ns: int, ended_ns: int) -> None:
         """Assigns an interval to ``activity``. Where two intervals overlap, the one added first applies."""
-        for _, begun, ended in sorted(self._intervals, key=lambda interval: interval[1]):
-            if begun < ended_ns and begun_ns < ended:
-                if begun_ns < begun:
-                    self._intervals.append((activity, begun_ns, begun))
-                begun_ns = ended
-        if begun_ns < ended_ns:
-            self._intervals.append((activity, begun_ns, ended_ns))
+        if begun_ns >= ended_ns:
+            return
+        touched = self._touching(begun_ns, ended_ns)
+        known = self._intervals[touched]
+        edges = [begun_ns, *(edge for interval in known for edge in interval[:2]), ended_ns]
+        gaps = [
+            (begin, end, activity) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end
+        ]
+        joined: list[tuple[int, int, Activity]] = []
+        for begin, end, what in sorted(known + gaps):
+            if joined and joined[-1][1:] == (begin, what):
+                joined[-1] = (joined[-1][0], end, what)
+            else:
+                joined.append((begin, end, what))
+        self._intervals[touched] = joined
+        del self._intervals[:-MOST_RECLAIMED]
 
     def within(self, begun_ns: int, ended_ns: int) -> Sequence[tuple[Activity, int]]:
         """Returns the activities assigned within an interval, and the nanoseconds of each."""
         if not self._intervals:
             return ()
-        parts = ((a, min(ended, ended_ns) - max(begun, begun_ns)) for a, begun, ended in self._intervals)
+        touched = self._intervals[self._touching(begun_ns, ended_ns)]
+        parts = ((what, min(end, ended_ns) - max(begin, begun_ns)) for begin, end, what in touched)
         return [(activity, ns) for activity, ns in parts if ns > 0]
 
     def forget(self, until_ns: int) -> None:
         """Drops intervals that end at or before ``until_ns``."""
-        self._intervals = [interval for interval in self._intervals if interval[2] > until_ns]
+        del self._intervals[: bisect_right(self._intervals, until_ns, key=itemgetter(1))]
+
+    def _touching(self, begun_ns: int, ended_ns: int) -> slice:
+        """Returns the places of the intervals that overlap or adjoin one."""
+        first = bisect_left(self._intervals, begun_ns, key=itemgetter(1))
+        return slice(first, bisect_right(self._intervals, ended_ns, key=itemgetter(0)))
 
 
 MOST_TURNS = 256

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.steps import NOTHING, StepBook
 from otel_train.accounting.types import Activity, SourceTable
-from otel_train.aggregation.counters import Compiles, ReclaimedTime, Recompiled, Totals
+from otel_train.aggregation.counters import MOST_RECLAIMED, Compiles, ReclaimedTime, Recompiled, Totals
 from otel_train.aggregation.run_events import Stalls
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.datamodel import Compile
@@ -90,6 +92,50 @@ def test_a_window_counts_what_was_compiled_again_in_it() -> None:
 
     assert totals.since(before).recompiled == Recompiled(1, 7, 1)
     assert totals.recompiled == Recompiled(2, 12, 1)
+
+
+@given(
+    intervals=st.lists(st.tuples(st.sampled_from(Activity), st.integers(0, 60), st.integers(0, 20))),
+    window=st.tuples(st.integers(0, 80), st.integers(0, 30)),
+    forgotten=st.integers(0, 80),
+)
+def test_of_intervals_that_overlap_the_one_added_first_applies(
+    intervals: list[tuple[Activity, int, int]], window: tuple[int, int], forgotten: int
+) -> None:
+    """As if each nanosecond were assigned by itself."""
+    reclaimed, by_ns = ReclaimedTime(), dict[int, Activity]()
+    for activity, begun, length in intervals:
+        reclaimed.add(activity, begun, begun + length)
+        for ns in range(begun, begun + length):
+            by_ns.setdefault(ns, activity)
+    first = max(window[0], forgotten)
+    reclaimed.forget(forgotten)
+
+    found: Counter[Activity] = Counter()
+    for activity, ns in reclaimed.within(first, first + window[1]):
+        found[activity] += ns
+    assert found == Counter(by_ns[ns] for ns in range(first, first + window[1]) if ns in by_ns)
+
+
+def test_compilations_without_a_training_thread_are_bounded() -> None:
+    """JAX without `make_step`: no thread leads, so that none is forgotten, and each one was compared with all before."""
+    reclaimed = ReclaimedTime()
+    for number in range(2 * MOST_RECLAIMED):
+        reclaimed.add(Activity.COMPILE, 10 * number, 10 * number + 3)
+    newest_ns = 10 * 2 * MOST_RECLAIMED
+
+    assert reclaimed.within(0, newest_ns) == [(Activity.COMPILE, 3)] * MOST_RECLAIMED
+    assert reclaimed.within(newest_ns - 10, newest_ns) == [(Activity.COMPILE, 3)]
+
+
+def test_compilations_inside_one_are_one_interval() -> None:
+    """The inner ones end first, and a model has thousands of them."""
+    reclaimed = ReclaimedTime()
+    for number in range(50):
+        reclaimed.add(Activity.COMPILE, 10 * number, 10 * number + 3)
+    reclaimed.add(Activity.COMPILE, 0, 1000)
+
+    assert reclaimed.within(0, 2000) == [(Activity.COMPILE, 1000)]
 
 
 @given(
