@@ -123,6 +123,8 @@ _SHOWN = re.compile(
 )
 """Files that may be downloaded: not ``capture-token``, which permits captures, nor ``run.json``, old ones of which contain it."""
 
+_OF_A_RANK = re.compile(r"rank(\d+)")
+
 
 class File(NamedTuple):
     """One file. ``name`` is its path relative to the run directory, with ``/``."""
@@ -133,29 +135,39 @@ class File(NamedTuple):
 
 
 def files_of(run: Path, rank: int | None) -> list[File]:
-    """Returns the files of the run and of one rank that may be downloaded, without links, hidden and deeply nested files."""
-    folders = [CAPTURES_FOLDER, "artifacts", *([f"rank{rank}"] if rank is not None else [])]
-    found = list(_plain(run, ""))
-    for name in folders:
-        found += _below(run / name, f"{name}/", _DEEPEST)
-    return found[:MOST_FILES]
+    """Returns the files of the run and of one rank that may be downloaded, without links, hidden and deeply nested files.
+
+    Captures are sorted, the newest first. Of more than ``MOST_FILES`` files, those of other ranks are left out first.
+    """
+    own = [f"rank{rank}"] if rank is not None else []
+    found = list(_plain(run, "", rank))
+    for name in (*own, CAPTURES_FOLDER, "artifacts"):
+        below = list(_below(run / name, f"{name}/", rank, _DEEPEST))
+        found += sorted(below, key=lambda file: -file.mark.changed_ns) if name == CAPTURES_FOLDER else below
+    return sorted(found, key=lambda file: _is_of_another(file.name, rank))[:MOST_FILES]
 
 
-def _below(folder: Path, above: str, deeper: int) -> Iterator[File]:
+def _below(folder: Path, above: str, rank: int | None, deeper: int) -> Iterator[File]:
     if deeper == 0 or not is_folder(folder):
         return
-    yield from _plain(folder, above)
-    for name in _names(folder):
-        yield from _below(folder / name, f"{above}{name}/", deeper - 1)
+    yield from _plain(folder, above, rank)
+    for name in _names(folder, rank):
+        yield from _below(folder / name, f"{above}{name}/", rank, deeper - 1)
 
 
-def _plain(folder: Path, above: str) -> Iterator[File]:
-    for name in _names(folder):
+def _plain(folder: Path, above: str, rank: int | None) -> Iterator[File]:
+    for name in _names(folder, rank):
         mark = mark_of(folder / name)
         if mark is not None and _SHOWN.fullmatch(above + name):
             yield File(above + name, folder / name, mark)
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: Path, rank: int | None) -> list[str]:
     shown = [name for name in names_in(folder) if not name.startswith(".") and name.isprintable()]
-    return shown[:MOST_FILES]
+    return sorted(shown, key=lambda name: _is_of_another(name, rank))[:MOST_FILES]
+
+
+def _is_of_another(name: str, rank: int | None) -> bool:
+    """Returns whether a path has the number of another rank than ``rank``; never without a ``rank``."""
+    match = _OF_A_RANK.search(name) if rank is not None else None
+    return match is not None and match[1] != str(rank)

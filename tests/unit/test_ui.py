@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from otel_train import files
-from otel_train.rundata.files import File
+from otel_train.rundata.files import File, files_of
 from otel_train.rundata.live_view import RankReader, RankView, RunList
 from otel_train.ui import captures, server
 from otel_train.ui.charts import LEFT, WIDTH
@@ -283,6 +283,27 @@ def test_no_path_leads_out_of_the_run(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.json").write_text("{}")
 
     assert page(tmp_path / "runs", "r1", file=name).status == 404
+
+
+def test_captures_of_many_ranks_do_not_hide_the_files_of_the_shown_rank(tmp_path: Path) -> None:
+    """64 ranks with eight captures each have more files than a page lists: none of its own rank may be missing."""
+    run = leave_run(tmp_path, [5])
+    say_summary(run)
+    (run / "captures").mkdir()
+    for at_s, step in enumerate((900, 1000, 1100, 1200), 1):
+        for rank in range(64):
+            for end in ("json.gz", "record.json"):
+                path = run / f"captures/epoch_1-step_{step}-rank{rank}.{end}"
+                path.write_text("{}")
+                os.utime(path, (at_s, at_s))
+    own = [f"captures/epoch_1-step_{step}-rank0.json.gz" for step in (1200, 1100, 1000, 900)]
+
+    names = [file.name for file in files_of(run, 0)]
+
+    assert [name for name in names if name.endswith("-rank0.json.gz")] == own
+    assert {"rank0/summary.json", "rank0/flight.bin"} < set(names)
+    assert names.index("captures/epoch_1-step_1200-rank1.json.gz") > max(map(names.index, own))
+    assert page(tmp_path, "r1", file=own[0], rank="0").status == 200
 
 
 @pytest.mark.parametrize("name", ["..", ".", "link", "secret.json", "nothing", "a/b", "r1/../r1", "", "\0"])
