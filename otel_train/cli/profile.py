@@ -21,10 +21,10 @@ from otel_train.datamodel import CAPTURES_FOLDER, FLIGHT_FILE, RUN_FILE
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import JsonFileCache, absolute, names_in, read_json
-from otel_train.profiler.requests import MOST_STEPS, activities, leave_request, take_back
+from otel_train.profiler.requests import MOST_REASON, MOST_STEPS, activities, leave_request, take_back
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
-from otel_train.rundata.files import current_document, has_postmortem, summary_of
+from otel_train.rundata.files import current_document, has_postmortem, summary_of, text
 from otel_train.rundata.live_view import state_of
 from otel_train.safety import printable, signal_name
 
@@ -115,7 +115,8 @@ def run(args: argparse.Namespace) -> int:
             captures,
             before,
             time.monotonic() + args.timeout,
-            lambda rank: bool(_ended(folders[rank], documents)),
+            reason=args.reason,
+            has_ended=lambda rank: bool(_ended(folders[rank], documents)),
         )
     finally:
         take_back(first, request)
@@ -173,9 +174,14 @@ def _records(captures: Path, rank: int) -> set[Path]:
 
 
 def _wait(
-    captures: Path, before: Mapping[int, set[Path]], deadline: float, has_ended: Callable[[int], bool]
+    captures: Path,
+    before: Mapping[int, set[Path]],
+    deadline: float,
+    *,
+    reason: str,
+    has_ended: Callable[[int], bool],
 ) -> dict[int, dict[str, Any]]:
-    """Returns the metadata of each rank's new capture, with its finding if the analysis ends within ``FINDING_S``.
+    """Returns the metadata of each rank's requested capture, with its finding if the analysis ends within ``FINDING_S``.
 
     Once all ranks without a capture have ended, the wait is as long: a capture that was under way is written by then.
     """
@@ -184,7 +190,9 @@ def _wait(
         for rank in before:
             for path in _records(captures, rank) - before[rank]:
                 with suppress(RunDirectoryError):
-                    found[rank] = current_document(read_json(path))
+                    record = current_document(read_json(path))
+                    if _is_requested(record, reason):
+                        found[rank] = record
         if len(found) == len(before):
             if all(record["finding"] or not record["file"] for record in found.values()):
                 break
@@ -193,6 +201,12 @@ def _wait(
             deadline = min(deadline, time.monotonic() + FINDING_S)
         time.sleep(_POLL_S)
     return found
+
+
+def _is_requested(record: Mapping[str, Any], reason: str) -> bool:
+    """Returns whether a capture was requested with ``reason``: schedule, slow steps and alerts request others meanwhile."""
+    kept = reason[:MOST_REASON]  # the controller adds to it if not all steps fit
+    return record.get("trigger") == "on_demand" and text(record.get("reason")).startswith(kept)
 
 
 def _say(

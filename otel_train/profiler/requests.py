@@ -97,6 +97,9 @@ KEY_FILE = "capture-token"
 """In the same folder: the token of ``POST /capture``, readable for the owner only."""
 
 MOST_STEPS = 10_000  # to record, to warm up, and to skip
+MOST_REASON = 200
+"""Most characters of the reason of a request; the rest is cut off."""
+
 _SWITCHES = Options._fields[1:]
 _KNOWN = ("steps", "warmup", "wait", "at_step", "ranks", "activities", "reason", "pinned", *_SWITCHES)
 
@@ -124,7 +127,7 @@ def read(document: object, defaults: CaptureRequest) -> tuple[CaptureRequest, tu
         wait=_whole(document, "wait", defaults.wait),
         at_step=_whole(document, "at_step", NEXT, least=NEXT, most=1 << 53),
         options=Options(options.activities, *switches),
-        reason=str(document.get("reason", ""))[:200],
+        reason=str(document.get("reason", ""))[:MOST_REASON],
         pinned=truth("pinned={}", document.get("pinned", False)),
     )
     return request, _ranks(document.get("ranks"))

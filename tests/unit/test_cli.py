@@ -945,6 +945,40 @@ def test_a_capture_is_not_waited_for_after_the_end_of_the_run(
     assert "rank 0: no capture: it has ended (finished)" in out
 
 
+def test_a_capture_of_the_schedule_is_no_answer_to_a_request(run_of_two: Path, cli: Cli) -> None:
+    """It was printed as the requested one, and the request, which waited for it, was taken back."""
+    rank = run_of_two / "rank0"
+    (rank / "flight.bin").write_bytes(b"")
+    (rank / "summary.json").write_text(json.dumps(rank_summary(0, state="running")))
+    (run_of_two / "captures").mkdir(exist_ok=True)
+    taken = {"bytes": 1, "rank": 0, "problem": "", "warnings": [], "finding": {"summary": "c"}}
+    reasons = {"schedule": "every 10 steps", "on_demand": "otel-train profile (3 of 5 steps fit)"}
+    still_asked = []
+
+    def take_both() -> None:
+        until((rank / "capture-request.json").exists)
+        for first, (trigger, reason) in enumerate(reasons.items()):
+            name = f"epoch_1-step_{first}-rank0"
+            record = {
+                **taken,
+                "file": f"{name}.json.gz",
+                "steps": [first, 5],
+                "trigger": trigger,
+                "reason": reason,
+            }
+            replace_json(run_of_two / f"captures/{name}.record.json", record)
+            time.sleep(2 * profile._POLL_S)
+            still_asked.append((rank / "capture-request.json").exists())
+
+    taking = threading.Thread(target=take_both)
+    taking.start()
+    out = cli("profile", run_of_two, "--timeout=20").printed
+    taking.join()
+
+    assert still_asked == [True, False]
+    assert out.startswith("rank 0: steps 1-5: ")
+
+
 def test_pages_are_written_for_the_stream_they_go_to(run_of_two: Path) -> None:
     """Into a file go no escape codes, and in the C locale nothing but ASCII."""
     ended = command("summary", run_of_two, env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"})
