@@ -12,7 +12,7 @@ from otel_train.config.deprecated import present
 from otel_train.config.settings import Config
 from otel_train.errors import ConfigError
 from otel_train.resource import namespace_of, process_mark
-from otel_train.rundata.files import mapping, number
+from otel_train.rundata.files import mapping, number, whole
 
 if TYPE_CHECKING:
     from otel_train.recording.flight_recorder import Heartbeat
@@ -117,9 +117,14 @@ def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> boo
     """Returns whether the summary is of the previous attempt: it stays until the new attempt writes its own."""
     if heartbeat is None:
         return False
-    pid, written_s = summary.get("pid"), written_until(summary)
-    is_another = isinstance(pid, int) and pid != heartbeat.pid  # in containers the pids may be equal
-    return is_another or (written_s is not None and heartbeat.unix_s > written_s + QUIET_S)
+    pid = summary.get("pid")
+    if isinstance(pid, int) and pid != heartbeat.pid:  # in containers the pids may be equal
+        return True
+    before, attempt = whole(summary.get("attempt")), whole(heartbeat.identity.get("attempt"))
+    if before is not None and attempt is not None:
+        return before != attempt
+    written_s = written_until(summary)  # the last heartbeat may follow it late: the disk may be slow
+    return written_s is not None and heartbeat.unix_s > written_s + QUIET_S
 
 
 def written_until(summary: Mapping[str, Any]) -> float | None:

@@ -152,7 +152,7 @@ def test_what_was_written_at_the_end_holds(training: Training) -> None:
     assert look(viewer(training), training).steps == 9000
 
 
-def heartbeat(quiet_s: float, pid: int = NO_PROCESS, **place: str) -> Heartbeat:
+def heartbeat(quiet_s: float, pid: int = NO_PROCESS, **place: str | int) -> Heartbeat:
     return Heartbeat(pid, START_S + 100 - quiet_s, place and {"host": HERE, **place})
 
 
@@ -177,6 +177,9 @@ def state_of(summary: dict[str, Any], last: Heartbeat | None) -> str:
         ({"state": "running", "host": HERE}, heartbeat(-3600), "gone"),
         ({"state": "running", "host": HERE}, heartbeat(-3600, os.getpid()), "running"),
         ({"state": "running", "host": "elsewhere"}, heartbeat(-3600), "running"),
+        # The last heartbeat may be late, and in containers the next attempt may have the same pid.
+        ({"state": "finished", "attempt": 1, "until_unix_s": START_S + 1.0}, heartbeat(2, attempt=1), "finished"),
+        ({"state": "finished", "attempt": 0, "until_unix_s": START_S + 97.0}, heartbeat(2, attempt=1), "running"),
         ({"state": "finished", "pid": NO_PROCESS}, heartbeat(2), "finished"),
         ({"state": "finished", "pid": NO_PROCESS}, heartbeat(2, os.getpid()), "running"),
         ({"state": ["finished"]}, None, "unknown"),
