@@ -105,7 +105,8 @@ def _up_local(args: argparse.Namespace) -> int:
     stack.configure(webhook=args.webhook, scrape=args.scrape)
     # SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does: the processes of the stack are stopped first.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, signal.default_int_handler)
     left = False
     try:
         _say(f"Starting (state and logs: {args.state})")
@@ -206,7 +207,7 @@ def _logs(args: argparse.Namespace, local: LocalStack | None) -> int:
     for name, path in paths.items():
         for line in last_lines(path, LINES):
             print(f"{name:<12} | {line}")
-    while args.follow:
+    if args.follow:
         _follow(paths)
     return 0
 

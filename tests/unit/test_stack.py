@@ -385,6 +385,22 @@ def test_ctrl_c_and_a_closed_terminal_stop_every_part(
     assert not list((tmp_path / "typed" / "pid").iterdir())
 
 
+def test_a_stack_under_nohup_outlives_its_terminal(tmp_path: Path, pretenders: Path) -> None:
+    """`nohup otel-train stack up --local &` stopped when the terminal was closed."""
+    command = ["nohup", *typed(tmp_path / "typed")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as up:
+        assert up.stdout is not None
+        while "Ctrl-C stops it." not in up.stdout.readline():
+            assert up.poll() is None
+        up.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            up.wait(1)
+        up.send_signal(signal.SIGTERM)
+        said = up.stdout.read()
+    assert up.returncode == 0
+    assert said.count("stopped") == 4
+
+
 def test_a_part_whose_pid_file_cannot_be_written_does_not_run_on(stack: LocalStack) -> None:
     """A full disk, say. No `down` would have found it, and it kept its ports."""
     in_its_place = stack.state / "pid" / "prometheus.json"
