@@ -20,7 +20,7 @@ _log = logging.getLogger("otel_train")
 
 
 class BackgroundQueue(Generic[T]):
-    """Calls ``write`` with each item in order, on a thread that starts with the first item.
+    """Calls ``write`` with each item in order, on a thread that starts with the first item, or with the end.
 
     ``write`` may take long and may raise; after three faults ``guard`` switches it off. ``close`` is called after the last
     item, on the same thread. At most ``most`` items wait; further ones are dropped and counted.
@@ -45,10 +45,8 @@ class BackgroundQueue(Generic[T]):
         """Adds an item. Never waits: if the queue is full, the item is dropped and counted."""
         if self.guard.closed or self._over:
             return
-        if self._thread is None:
-            self._thread = daemon_thread(self._work, f"otel-train-{self._name}")
-            self._thread.start()
-        if self._waiting.qsize() < self._most:
+        self._start()
+        if self._thread is not None and self._waiting.qsize() < self._most:
             self._waiting.put_nowait((item,))
         else:
             self._drop(1)
@@ -63,8 +61,9 @@ class BackgroundQueue(Generic[T]):
 
     def end(self) -> None:
         """Accepts no further items."""
-        if self._thread is not None and not self._over:
+        if not self._over:
             self._over = True
+            self._start()  # without any item too: ``close`` is called
             self._waiting.put_nowait(None)
 
     def close(self, timeout_s: float) -> None:
@@ -78,6 +77,13 @@ class BackgroundQueue(Generic[T]):
         self._thread.join(max(0.0, timeout_s))
         if self._thread.is_alive():
             self._drop(self._waiting.unfinished_tasks - 1)  # without the None
+
+    def _start(self) -> None:
+        if self._thread is None and not self.guard.closed:
+            with self.guard:  # the system may refuse a thread
+                thread = daemon_thread(self._work, f"otel-train-{self._name}")
+                thread.start()
+                self._thread = thread
 
     def _drop(self, number: int) -> None:
         if not self.dropped:

@@ -114,6 +114,7 @@ class Trackers:
         self._awake = False
         self._thread = thread
         self._queues: dict[str, TrackerQueue] = {}
+        self._replaced: list[TrackerQueue] = []  # they write the rows that they have
         self._blocks: set[str] = set()
         for name in TRACKERS:
             self._open(name, None)
@@ -156,16 +157,16 @@ class Trackers:
     def emptied(self, timeout_s: float) -> bool:
         """Waits until all queued rows are written, at most ``timeout_s`` seconds. Returns whether they are."""
         deadline = time.monotonic() + timeout_s
-        return all(queue.emptied(deadline - time.monotonic()) for queue in list(self._queues.values()))
+        return all(queue.emptied(deadline - time.monotonic()) for queue in self._all_queues())
 
     def faults(self) -> int:
         """Sums the faults of all trackers; a dropped row counts as a fault."""
-        return sum(queue.guard.faults + queue.dropped for queue in list(self._queues.values()))
+        return sum(queue.guard.faults + queue.dropped for queue in self._all_queues())
 
     def close(self, timeout_s: float) -> None:
         """Waits until all queued rows are written and the trackers closed, at most ``timeout_s`` seconds in all."""
         deadline = time.monotonic() + timeout_s
-        queues = list(self._queues.values())
+        queues = self._all_queues()
         for queue in queues:
             queue.end()
         for queue in queues:
@@ -183,7 +184,13 @@ class Trackers:
             folder=self._folder and self._folder / name, thread=self._thread,
             before_finish=self._before_finish,
         )  # fmt: skip
+        if name in self._queues:
+            self._queues[name].end()
+            self._replaced.append(self._queues[name])
         self._queues[name] = TrackerQueue(TRACKERS[name].make(opening))
+
+    def _all_queues(self) -> list[TrackerQueue]:
+        return [*self._replaced, *list(self._queues.values())]
 
 
 def check_requested(config: Config, given: Mapping[str, Any]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
+from otel_train.exporters import background_queue
 from otel_train.exporters.background_queue import PATIENCE_S, BackgroundQueue, DiskQueue
 from otel_train.safety import Guard
 
@@ -81,3 +84,29 @@ def test_on_a_disk_that_answers_a_write_is_done_when_it_returns() -> None:
     assert done == [1]
     assert not disk.hangs
     disk.close(10)
+
+
+def test_a_queue_without_an_item_closes_its_writer() -> None:
+    """What was registered before the first item is removed."""
+    closed = threading.Event()
+    unused = BackgroundQueue("unused", print, closed.set, most=2)
+    unused.close(10)
+
+    assert closed.is_set()
+
+
+def test_where_no_thread_can_be_started_items_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other queues are closed after this one."""
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(background_queue, "daemon_thread", lambda target, name: Refused(target=target))
+    full = BackgroundQueue("full", print, print, most=2)
+    for item in range(4):
+        full.hand(item)
+    full.close(10)
+
+    assert (full.guard.faults, full.guard.closed, full.dropped) == (3, True, 3)
+    assert full.emptied(0)

@@ -8,6 +8,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from otel_train.trackers.manager import ConsoleTracker, TrackerQueue
 from otel_train.trackers.metrics import FlatRow
 from otel_train.trackers.tensorboard import TensorBoardTracker
 from otel_train.trackers.wandb import WandbTracker
+from tests.support.waiting import until
 
 ROW = FlatRow(5 * 10**9, 100, 1, of_epoch=False, values={
     "profile/train/dl_code/time_data_ms": 5.0, "profiling/clip_avg_time": 0.0234,
@@ -355,3 +357,24 @@ def test_a_given_writer_needs_no_package(tmp_path: Path, monkeypatch: pytest.Mon
         assert session.info is not None
     with pytest.raises(ConfigError, match=r"pip install 'otel-train\[tensorboard\]'"):
         otel_train.instrument(tensorboard={"log_dir": "logs"}, **settings)
+
+
+def test_a_tracker_that_a_run_of_the_program_replaces_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its separate run stays open, and its thread alive."""
+    made: list[FakeTracker] = []
+
+    def make(_: object) -> FakeTracker:
+        made.append(FakeTracker(lambda _: None))
+        return made[-1]
+
+    monkeypatch.setitem(manager.TRACKERS, "mlflow", replace(manager.TRACKERS["mlflow"], make=make))
+    trackers = manager.Trackers(Config(mlflow="on"), tmp_path, thread=0, before_finish=lambda: None)
+    trackers.put([ROW])
+    trackers.attach({"mlflow": SimpleNamespace(info=None)})
+    until(lambda: made[0].closed)
+    trackers.put([ROW])
+    trackers.close(10)
+
+    assert [(len(tracker.rows), tracker.closed) for tracker in made] == [(1, True), (1, True)]
