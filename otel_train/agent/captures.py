@@ -12,7 +12,6 @@ from otel_train.agent.messages import CAPTURES_OFF
 from otel_train.agent.reports import has_automatic_captures
 from otel_train.datamodel import Anchor, Capture, system_clock
 from otel_train.recording.events import LoopState
-from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from otel_train.agent.client import AgentClient
@@ -41,7 +40,6 @@ class RankCaptures:
         self._client = client
         self._config = config
         self._setting_up = threading.Lock()
-        self._guard, self._flops_guard = Guard("captures"), Guard("flops")
 
     # -- state for reports -------------------------------------------------------------------------
 
@@ -96,7 +94,7 @@ class RankCaptures:
 
     def set_up(self) -> Capturing | None:
         """Returns the capture components, made on first use; None if there can be no captures, or faults switched them off."""
-        if self._guard.closed:
+        if self._client.components.guards["captures"].closed:
             return None
         opened = self._client.opened
         if self.capturing is not None or opened is None or not opened.run_directory:
@@ -145,12 +143,15 @@ class RankCaptures:
     def poll(self, *, asked: bool) -> None:
         """Runs one iteration. ``asked``: a capture was requested."""
         client = self._client
-        if self.flops is not None and not self._flops_guard.closed:
-            with self._flops_guard, client.turn():
+        guards = client.components.guards
+        if self.flops is not None and not guards["flops"].closed:
+            with guards["flops"], client.turn():
                 self.flops.poll(free=not self.recording)
-        if self._guard.closed:
+        if guards["captures"].closed:
+            if self.recording:  # it would not end before the run
+                self.stop()
             return
-        with self._guard:
+        with guards["captures"]:
             capturing = self.set_up_now() if asked else self.capturing
             if capturing is not None:
                 with client.turn():

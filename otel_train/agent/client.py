@@ -59,6 +59,12 @@ ANSWER_S = 10.0
 TURN_S = 0.01
 """Interval at which the service thread checks whether the report of another thread has been sent."""
 
+_COMPONENT_OF = {
+    "say": "console", "log": "console", "rows": "trackers", "batch": "your providers", "exchange": "ranks",
+    "exchange_request": "ranks", "loop": "captures", "post": "captures", "alert": "captures", "request": "captures",
+}  # fmt: skip
+"""Component that a request of the agent concerns, in whose guard it is handled."""
+
 _log = logging.getLogger("otel_train")
 _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
@@ -393,11 +399,12 @@ class AgentClient:
         elif isinstance(message, Response):
             self.connection.channel.take_response(message)
         elif isinstance(message, Request):
-            value = None
-            with Guard(message.what):
-                value = getattr(self, f"_do_{message.what}")(*message.args)
-            if message.number:
-                self.connection.channel.send(Response(message.number, value))
+            value, component = None, _COMPONENT_OF.get(message.what, "agent")
+            guard = self.components.guards[component]
+            if not guard.closed or component == "agent":
+                with guard:
+                    value = getattr(self, f"_do_{message.what}")(*message.args)
+            self.connection.channel.respond(Response(message.number, value))
 
     def _on_opened(self, opened: Opened) -> None:
         self.opened = opened

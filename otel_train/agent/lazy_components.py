@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from otel_train.trackers.manager import Trackers
 
 
+_COMPONENTS = ("trackers", "captures", "flops", "ranks", "console", "your providers", "agent")
+"""Components of the training process that the service thread runs; ``agent``: requests that concern none of the others."""
+
+
 class LazyComponents:
     """Captures, trackers, providers and the exchange between ranks, each imported and made when something first needs it.
 
@@ -34,6 +38,7 @@ class LazyComponents:
         exchange: exchange of reports between ranks; None until there is a process group.
         providers: exports to the program's own OpenTelemetry providers; None without any.
         signal: handler of SIGUSR2.
+        guards: by component, for the service thread.
     """
 
     def __init__(self, client: AgentClient, config: Config, anchor: Anchor) -> None:
@@ -43,12 +48,12 @@ class LazyComponents:
         self._main = threading.get_ident()
         self._making = threading.Lock()
         self.trackers: Trackers | None = None
-        self._trackers_guard = Guard("trackers")
         self.may_use_trackers = False
         self.made_captures: RankCaptures | None = None
         self.exchange: Exchange | None = None
         self.providers: PluginExporter | None = None
         self.signal = CaptureSignal(client.recording.recorder)
+        self.guards = {part: Guard(part) for part in _COMPONENTS}
 
     def preload(self, ranks: int) -> None:
         """Imports the modules that the service thread will need: an import during training would hold the GIL."""
@@ -69,13 +74,13 @@ class LazyComponents:
         self.may_use_trackers = opened.info.rank == 0 and may_use_trackers(self._config)
         if not makes:
             return
-        with self._trackers_guard:
+        with self.guards["trackers"]:
             if uses_trackers(self._config):
                 self.make_trackers()
-        with Guard("captures"):
+        with self.guards["captures"]:
             if has_automatic_captures(self._config):
                 self.captures.set_up()
-        with Guard("flops"):
+        with self.guards["flops"]:
             if self._counts_flops:
                 self.captures.count_flops()
 
@@ -149,8 +154,8 @@ class LazyComponents:
 
     def poll(self) -> None:
         """Runs one iteration: makes trackers if a tracker package was imported meanwhile, and runs captures."""
-        guard = self._trackers_guard
-        if self.trackers is None and not guard.closed and uses_trackers(self._config):
+        guard = self.guards["trackers"]
+        if self.trackers is None and uses_trackers(self._config) and not guard.closed:
             with guard:
                 self.make_trackers()
         requested = self.capture_is_requested

@@ -366,6 +366,12 @@ class MessageChannel:
             _log.warning("the agent: %s", response.error)
         return response.value
 
+    def respond(self, response: Response) -> None:
+        """Sends an answer, unless none is expected; does nothing if it cannot be sent, as the other end waits for a limited time."""
+        if response.number:
+            with suppress(OSError):
+                self.send(response)
+
     def take_response(self, response: Response) -> None:
         """Passes a response to the thread that waits for it, if it still waits."""
         box = self._boxes.get(response.number)

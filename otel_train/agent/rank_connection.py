@@ -234,9 +234,7 @@ class RankConnection:
                 _log.warning("the agent could not answer %r", request.what, exc_info=error)
             if request.what == "written":  # before the answer, after which the rank closes the connection
                 self._ended.set()
-            with suppress(OSError):
-                if request.number:
-                    self._channel.send(answer)
+            self._channel.respond(answer)
 
     def _do_summary(self, state: str) -> dict[str, Any]:
         with self.loop.up_to_date():

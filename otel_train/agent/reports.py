@@ -293,6 +293,9 @@ class ReportBuilder:
         by_part[LOGGED_VALUES] += hooks.faults if hooks else 0
         if self._components.trackers is not None:
             by_part["trackers"] = self._components.trackers.faults()
+        for part, guard in self._components.guards.items():
+            if guard.faults:
+                by_part[part] = by_part.get(part, 0) + guard.faults
         return by_part
 
 

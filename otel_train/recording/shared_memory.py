@@ -211,7 +211,7 @@ class FlightMemory(RankMemory):
     def write_entry(self, index: int, entry: RingEntry) -> None:
         """Stores which thread has ring ``index``. The field that marks it as used is written last."""
         at = PAGE + index * ENTRY_BYTES
-        name = struct.pack(f"<{_NAME_BYTES}sq", entry.thread.encode(), int(entry.engine))
+        name = struct.pack(f"<{_NAME_BYTES}sq", entry.thread.encode(errors="replace"), int(entry.engine))
         self.view[at + _NAME_OFFSET : at + ENTRY_BYTES] = name
         self.view[at + WORD : at + 3 * WORD] = struct.pack("<2q", entry.ident, entry.written)
         self._set_used(index, entry.used)

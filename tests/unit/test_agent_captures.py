@@ -19,7 +19,9 @@ POLLS = 10
 @pytest.fixture
 def client() -> Any:
     """A connection to an agent that has opened a run directory."""
-    return MagicMock()
+    made = MagicMock()
+    made.components = LazyComponents(made, Config(), Anchor.now())
+    return made
 
 
 @pytest.mark.parametrize("part", ["capturing", "flops"])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from array import array
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from otel_train.agent.lazy_components import LazyComponents
+from otel_train.agent.messages import MessageChannel, Response
 from otel_train.agent.reports import MOST_UNSENT, ReportBuilder
+from otel_train.config.settings import Config
+from otel_train.datamodel import Anchor
 from otel_train.instrumentation.logged_values import CacheSizes
 
 
@@ -28,3 +34,40 @@ def test_what_is_thrown_away_while_the_agent_takes_nothing_is_counted() -> None:
 
     assert recording.values.dropped == 4
     assert recording.timers.dropped == 3
+
+
+def test_a_tracker_package_that_fails_is_logged_once_counted_and_no_longer_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service thread would try it, and log a traceback, at every report."""
+    client: Any = SimpleNamespace(recording=SimpleNamespace(recorder=None))
+    components = LazyComponents(client, Config(mlflow="on", profiler="off"), Anchor(0, 0))
+    tries = 0
+
+    def fail() -> None:
+        nonlocal tries
+        tries += 1
+        raise RuntimeError("a broken package")
+
+    monkeypatch.setattr(components, "make_trackers", fail)
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        for _ in range(10):
+            components.poll()
+    recording: Any = SimpleNamespace(hooks=None, timers=SimpleNamespace(faults=0))
+
+    assert tries == 3
+    assert [record.exc_info is not None for record in caplog.records] == [True, False]
+    assert ReportBuilder(recording, components, CacheSizes())._faults()["trackers"] == 3
+
+
+def test_an_answer_that_the_other_end_does_not_take_is_dropped() -> None:
+    """An agent whose socket is full for a moment would be replaced."""
+    ends = socket.socketpair()
+    channel = MessageChannel(ends[0])
+    channel.limit_sends(0.01)
+    channel.respond(Response(0, "nothing is expected"))
+    channel.respond(Response(1, b"x" * 10_000_000))
+    channel.respond(Response(2, None))
+
+    for end in ends:
+        end.close()

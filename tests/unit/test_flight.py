@@ -136,6 +136,15 @@ def test_names_that_do_not_fit_leave_the_older_ones(tmp_path: Path) -> None:
     memory.close()
 
 
+def test_a_thread_name_that_is_no_utf8_does_not_raise_in_its_thread(tmp_path: Path) -> None:
+    """The name of a file with other bytes, for example, which a thread reads."""
+    memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
+    memory.write_entry(0, RingEntry(1, 42, 0, "read \udcff"))
+
+    assert [name for *_, name, _ in memory.entries()] == ["read ?"]
+    memory.close()
+
+
 def test_a_long_thread_name_is_cut(tmp_path: Path) -> None:
     """The place in the directory is fixed."""
     memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
