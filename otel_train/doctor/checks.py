@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from otel_train.safety import printable
+from otel_train.stack.configuration import open_url
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 """Severity of a result."""
@@ -114,7 +115,7 @@ def get(url: str, headers: Mapping[str, str] | None = None) -> HttpResult:
         return HttpResult(reason=f"{url} is not an http address")
     request = urllib.request.Request(url, headers=dict(headers or {}))
     try:
-        with urllib.request.urlopen(request, timeout=WITHIN_S) as response:
+        with open_url(request, WITHIN_S) as response:
             return HttpResult(response.status, _body(response))
     except urllib.error.HTTPError as error:
         with error, suppress(OSError, http.client.HTTPException):  # the status is returned without a body

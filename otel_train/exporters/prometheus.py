@@ -23,6 +23,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.catalog import Kind
+from otel_train.config.validation import MOST_PORT
 from otel_train.datamodel import NS_PER_S, AttributeValue, ExportBatch, HistogramPoint, MetricFamily, Snapshot
 from otel_train.errors import ConfigError
 from otel_train.files import dump_json, replace_json
@@ -179,7 +180,7 @@ _USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def _listen(host: str, port: int) -> _Server:
-    ports = [*range(port, min(port + _NEXT_PORTS, 65535) + 1), 0] if port else [0]
+    ports = [*range(port, min(port + _NEXT_PORTS, MOST_PORT) + 1), 0] if port else [0]
     problem: Exception | None = None
     for candidate in ports:
         try:

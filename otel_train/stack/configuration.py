@@ -11,12 +11,15 @@ import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
+from urllib.request import Request
 
-from otel_train.config.validation import split_address
+from otel_train.config.validation import MOST_PORT, split_address
 from otel_train.errors import ConfigError, StackError
 
 MARK = "docker-compose.yml"  # identifies the folder of the stack's files
@@ -58,10 +61,30 @@ ASK_EVERY_S = 0.25  # between two health checks
 ANSWER_WITHIN_S = 2.0  # limit of one
 
 
+class _SameOriginHeaders(urllib.request.HTTPRedirectHandler):
+    """Follows redirects; another origin does not get the headers of the request, which may have a token."""
+
+    def redirect_request(self, req: Request, *response: Any) -> Request | None:
+        """See the base class."""
+        redirected = super().redirect_request(req, *response)
+        if redirected is not None and (redirected.type, redirected.host) != (req.type, req.host):
+            redirected.headers.clear()
+        return redirected
+
+
+def open_url(request: Request, timeout_s: float) -> Any:  # Any: the response of urllib
+    """Opens a URL as ``urlopen`` does. The proxies of the environment are not used for loopback addresses."""
+    host = urlsplit(request.full_url).hostname or ""
+    with suppress(ValueError):  # a name
+        host = "localhost" if ip_address(host).is_loopback else host
+    direct = [urllib.request.ProxyHandler({})] if host == "localhost" else []
+    return urllib.request.build_opener(_SameOriginHeaders, *direct).open(request, timeout=timeout_s)
+
+
 def healthy(url: str) -> bool:
     """Returns whether ``url`` answers over HTTP with a status below 300."""
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S):
+        with open_url(Request(url), ANSWER_WITHIN_S):
             return True
     except (OSError, http.client.HTTPException, ValueError):
         return False
@@ -93,7 +116,6 @@ def wait(
 
 
 HOST = "127.0.0.1"
-LAST = 65535  # largest port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +149,8 @@ class Ports:
                 raise ConfigError(
                     f"port {word!r}: expected NAME=NUMBER with one of {', '.join(asdict(self))}"
                 )
-            if not number.isdecimal() or not 0 < int(number) <= LAST:
-                raise ConfigError(f"port {word!r}: expected a number from 1 to {LAST}")
+            if not number.isdecimal() or not 0 < int(number) <= MOST_PORT:
+                raise ConfigError(f"port {word!r}: expected a number from 1 to {MOST_PORT}")
             changes[name] = int(number)
         return replace(self, **changes)
 

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from otel_train.errors import StackError
 from otel_train.files import replace_text
@@ -47,7 +48,7 @@ def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] | None =
     settings = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"https://{HOST}:{endpoint_port}",
         "OTEL_EXPORTER_OTLP_CERTIFICATE": str((place / AUTHORITY).resolve()),
-        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{token}",
+        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{quote(token, safe='')}",
     }
     lines = [f"{name}={shlex.quote(text)}\n" for name, text in settings.items()]
     replace_text(place / TRAINER, "".join(lines))

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from otel_train.config.validation import MOST_PORT
 from otel_train.errors import ConfigError, shown
 from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_host
 from otel_train.files import open_below
@@ -223,7 +224,6 @@ class _OriginCheck:
 
 
 _TRIED = 50  # further ports to try
-_LAST = 65535  # largest port
 _SIX = 6  # version of IP
 
 
@@ -233,7 +233,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name has more than 63 letters
         raise _no_such_host(host, error) from error
-    problem, ports = "", range(port, min(port + _TRIED, _LAST) + 1) if port else (0,)
+    problem, ports = "", range(port, min(port + _TRIED, MOST_PORT) + 1) if port else (0,)
     for each in ports:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -9,10 +9,11 @@ import socket
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from otel_train.cli import doctor
 from otel_train.config import Config
 from otel_train.config.validation import MIB
 from otel_train.console.text import TextLayout
-from otel_train.doctor import end_to_end, endpoint, environment
+from otel_train.doctor import checks, end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, run, worst_state
 from otel_train.doctor.environment import Machine
 from otel_train.exporters.spool import SpoolQueue
+from otel_train.stack import configuration
 from tests.support.command_line import Cli
 from tests.support.http_server import http_server
 from tests.support.receiver import http_receiver, refusing_address
@@ -376,6 +378,53 @@ def test_an_address_that_refuses_connections_is_a_problem_and_a_typing_mistake_a
     assert "otel-train stack up" in finding.remedy
     assert "cannot be resolved" in only(looked_at("http://no-such-host.invalid:4318"), PROBLEM).what
     assert "http/protobuf" in only(other, PROBLEM).what
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """Redirects ``/there?URL`` to that URL; elsewhere answers with the authorization of the request."""
+
+    def do_GET(self) -> None:
+        path, _, url = self.path.partition("?")
+        self.send_response(302 if url else 200)
+        self.send_header("Location", url or path)
+        self.end_headers()
+        self.wfile.write(self.headers.get("Authorization", "none").encode())
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def redirecting() -> Iterator[int]:
+    """The port of such a server."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("host", "sent"), [("127.0.0.1", b"Bearer secret"), ("localhost", b"none")])
+def test_a_redirect_to_another_host_does_not_get_the_token(redirecting: int, host: str, sent: bytes) -> None:
+    """Grafana's token opens its dashboards and data sources."""
+    url = f"http://127.0.0.1:{redirecting}/there?http://{host}:{redirecting}/"
+
+    assert checks.get(url, {"Authorization": "Bearer secret"}).body == sent
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_service_of_this_machine_is_not_asked_through_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, redirecting: int, host: str
+) -> None:
+    """A cluster sets ``http_proxy``, often without ``no_proxy``; the proxy's own loopback is another machine."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it has the proxies of its first use
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    assert checks.get(f"http://{host}:{redirecting}/").ok
+    assert configuration.healthy(f"http://{host}:{redirecting}/")
 
 
 def test_a_token_that_would_leave_this_machine_in_the_clear_is_a_warning() -> None:

@@ -50,6 +50,19 @@ def test_no_other_user_can_read_them(made: Path) -> None:
     assert sorted(path.name for path in made.iterdir()) == sorted(NAMES), "the authority's key must be gone"
 
 
+def test_any_token_reaches_the_collector_unchanged(made: Path) -> None:
+    """One of the user may have characters that separate headers."""
+    token = "ab%41,c=d/e+f"
+    (made / tls.TOKEN).write_text(token)
+    variables = tls.make(made.parent, endpoint_port=4318).read_text()
+    headers = re.search(r"^OTEL_EXPORTER_OTLP_HEADERS='?([^'\n]*)", variables, re.MULTILINE)
+    assert headers is not None
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318", "OTEL_EXPORTER_OTLP_HEADERS": headers[1]}
+
+    (target, *_) = OtlpSettings.read(environ).targets.values()
+    assert target.headers == {"authorization": f"Bearer {token}"}
+
+
 def test_they_are_made_once(made: Path) -> None:
     """Trainers that have them go on after a restart of the stack; two stacks have different ones."""
     before = {name: (made / name).read_bytes() for name in NAMES}
