@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 MOST_POINTS = 500
 """Points of a memory timeline at most. Each is the maximum of its interval, so that no peak is lost."""
 
+_DEVICE_TYPES = (
+    "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan", "metal", "xpu", "mps", "meta",
+    "hpu", "ve", "lazy", "ipu", "mtia", "privateuseone",
+)  # fmt: skip
+"""Names of the device types of torch, by number. Source: ``c10/core/DeviceType.h``."""
+
 PEAKS = 5  # peaks listed for a device
 MOST_LISTED = 10  # longest gaps of a device, and kernels of the critical path, that are listed
 
@@ -46,7 +52,7 @@ def allocations(timeline: TraceTimeline) -> list[dict[str, Any]]:
         at, allocated, reserved = memory.at_ns[rows], memory.allocated[rows], memory.reserved[rows]
         found.append(
             {
-                "device": "cpu" if device_type == 0 else f"cuda:{device_id}",
+                "device": _device_name(device_type, device_id),
                 "peaks": _peaks(timeline, at, allocated, reserved),
                 "timeline": _timeline(at, allocated),
                 "allocations": int((memory.change[rows] > 0).sum()),
@@ -54,6 +60,14 @@ def allocations(timeline: TraceTimeline) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _device_name(device_type: int, device_id: int) -> str:
+    """Returns the name of a device as in torch; with the number of its type if that is unknown."""
+    if device_type == 0:
+        return "cpu"
+    known = device_type < len(_DEVICE_TYPES)
+    return f"{_DEVICE_TYPES[device_type] if known else f'device type {device_type}'}:{device_id}"
 
 
 def _peaks(timeline: TraceTimeline, at: Ints, allocated: Ints, reserved: Ints) -> list[dict[str, Any]]:

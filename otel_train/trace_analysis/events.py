@@ -248,7 +248,6 @@ class Trace:
     kind: NDArray[np.int8]  # ``EventKind`` of each span
     memory: Memory
     names: Sequence[str]  # by code
-    lanes: Sequence[tuple[Any, Any]]  # (pid, tid), by code
     missing: tuple[str, ...]  # what is not in the trace or could not be read, a sentence each
 
     def rows(self, *kinds: EventKind) -> NDArray[np.intp]:
@@ -290,7 +289,6 @@ def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None
         kind=kind,
         memory=memory,
         names=list(columns.names),
-        lanes=list(columns.lanes),
         missing=tuple(_missing(about, kind, remembers=bool(memory.at_ns.size), faults=faults)),
     )
 

@@ -60,7 +60,7 @@ def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
         "events": int(trace.kind.size),
         "missing": list(trace.missing),
         "top_cpu_ops": top_ops(timeline, most=most),
-        "top_cuda_ops": top_kernels(timeline, most=most),
+        "top_cuda_ops": top_kernels(timeline, most=trace.kind.size),  # all of them for the rules
         "memory_peaks": [{"device": part["device"], **peak} for part in memory for peak in part["peaks"]],
         "dataloader_time_pct": None if parts["data_share"] is None else parts["data_share"] * 100,
         "breakdown": parts,
@@ -74,6 +74,7 @@ def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
         "critical_path": critical_path(timeline),
     }
     document["findings"] = [asdict(finding) for finding in findings(document)]
+    document["top_cuda_ops"] = document["top_cuda_ops"][:most]
     return document
 
 
@@ -96,8 +97,8 @@ def waits(timelines: Sequence[TraceTimeline]) -> dict[str, Any]:
     each other rank waited for the difference. No common clock is needed. Collectives are matched by process group, kind and
     order, in the steps that all ranks recorded. Needs one trace each of two ranks or more.
     """
-    by_rank = _by_rank(timelines)
-    lengths = {rank: _collectives(timeline, _common_steps(timelines)) for rank, timeline in by_rank.items()}
+    by_rank, common = _by_rank(timelines), _common_steps(timelines)
+    lengths = {rank: _collectives(timeline, common) for rank, timeline in by_rank.items()}
     waited = dict.fromkeys(by_rank, 0)
     caused = dict.fromkeys(by_rank, 0)
     matched = unmatched = 0

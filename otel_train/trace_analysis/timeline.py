@@ -68,7 +68,7 @@ def _nested(start: Ints, end: Ints) -> tuple[Rows, Ints]:
     return np.array(parents, np.intp), np.array(ends, np.int64)
 
 
-_STEP = re.compile(r"ProfilerStep#(\d+)\Z")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})\Z")  # fits in int64
 _FETCH = re.compile(r"enumerate\(DataLoader\)#")
 _GUESSED: tuple[tuple[str, EventKind, re.Pattern[str]], ...] = (
     ("data", EventKind.ANNOTATION, _FETCH),

@@ -212,6 +212,28 @@ def test_memory_has_a_peak_and_a_timeline(timeline: TraceTimeline) -> None:
     assert found["step_end_bytes"] == [100]
 
 
+@pytest.mark.parametrize(
+    ("device_type", "name"), [(0, "cpu"), (1, "cuda:0"), (12, "xpu:0"), (19, "mtia:0"), (20, "privateuseone:0"), (77, "device type 77:0")],
+)  # fmt: skip
+def test_memory_is_of_the_device_that_torch_names(tmp_path: Path, device_type: int, name: str) -> None:
+    """Not every accelerator is CUDA."""
+    made = MadeTrace()
+    made.step(0, 0, 100)
+    made.memory(10, 100, 100, device_type=device_type)
+
+    [found] = allocations(TraceTimeline(read(made.write(tmp_path / "trace.json"))))
+    assert found["device"] == name
+
+
+def test_a_step_whose_number_is_no_int64_is_none(tmp_path: Path) -> None:
+    """Any program can name a range."""
+    made = MadeTrace()
+    made.note("ProfilerStep#99999999999999999999", 0, 100)
+    made.step(3, 100, 100)
+
+    assert TraceTimeline(read(made.write(tmp_path / "trace.json"))).steps.number.tolist() == [3]
+
+
 def collectives(path: Path, rank: int, lengths: list[float]) -> TraceTimeline:
     made = MadeTrace(rank=rank, world_size=2)
     made.step(1, 0, 1000)

@@ -219,6 +219,17 @@ def test_a_rule_accuses_the_guilty_and_spares_the_innocent(
     assert accused[name].evidence
 
 
+@pytest.mark.parametrize("name", sorted({name for name, *_ in CASES}))
+def test_a_short_list_of_kernels_has_the_same_findings(tmp_path: Path, name: str) -> None:
+    """``--top 1`` changes what is listed."""
+    guilty = next(guilty for case, guilty, _ in CASES if case == name)
+    trace = read(loop(guilty).write(tmp_path / "trace.json"))
+    short, long = summarize(trace, most=1), summarize(trace, most=10)
+
+    assert short["findings"] == long["findings"]
+    assert len(short["top_cuda_ops"]) <= 1
+
+
 @pytest.mark.parametrize("name", ["torchvision::nms", "aten::topk", "aten::histc", "mine::concatenate"])
 def test_an_operator_is_not_taken_for_a_copy_by_a_part_of_its_name(tmp_path: Path, name: str) -> None:
     """The advice for what only moves data would send the reader the wrong way."""
