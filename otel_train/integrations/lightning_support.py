@@ -105,9 +105,8 @@ def fitted_schedule(steps: int | None, warmup: int, active: int) -> tuple[int, i
     wait = SKIP_FIRST_STEPS + WAIT_STEPS
     if steps is None:
         return wait, warmup, active
-    if steps <= wait + warmup:
-        warmup = min(warmup, steps // 2)
-        wait = max(0, min(wait, steps - warmup - active))
+    warmup = min(warmup, steps // 2)
+    wait = max(0, min(wait, steps - warmup - active))
     return wait, warmup, max(1, min(active, steps - wait - warmup))
 
 
