@@ -284,4 +284,5 @@ class SlowSteps:
             reason = f"{slow - before} of the last {step - since} steps were slow"
             if not ask(self._defaults._replace(reason=reason)):
                 self._seen.clear()
-        self._seen.append((step, slow))
+        if not self._seen or self._seen[-1][0] != step:  # no step may end for days
+            self._seen.append((step, slow))

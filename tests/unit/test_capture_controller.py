@@ -473,6 +473,15 @@ def test_slow_steps_ask_once_there_are_enough_of_them(
     assert [wanted.reason for wanted in slow_steps(seen)] == reasons
 
 
+def test_polls_in_which_no_step_ends_are_not_kept() -> None:
+    """An evaluation, or a run that waits, may last for days."""
+    trigger = SlowSteps(REQUEST)
+    for _ in range(1000):
+        trigger.request_if_due(LoopState(step=100, median_ns=STEP_NS), lambda _: "")
+
+    assert len(trigger._seen) == 1
+
+
 def test_a_request_in_a_file_is_taken_once(run: Run) -> None:
     """``otel-train profile`` leaves one."""
     leave_request(run.folder / "rank0", {"steps": 3, "reason": "by file"})
