@@ -113,7 +113,7 @@ def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
         stages[_group(row)].append(row)
     whole = {_group(row): row for row in summary.get("step_durations") or ()}
     groups = sorted(dict.fromkeys([*stages, *whole]), key=_phase_order)
-    if len(groups) > 1 and [row["stage"] for row in stages[_NO_PHASE]] == ["other"]:
+    if len(groups) > 1 and [row.get("stage") for row in stages[_NO_PHASE]] == ["other"]:
         groups.remove(_NO_PHASE)  # the bar of activities already shows its time
     if not groups:
         return [page.line("no stage has been seen yet", "dim")]

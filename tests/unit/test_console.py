@@ -242,6 +242,17 @@ def test_a_summary_with_nothing_in_it_still_makes_a_run_summary() -> None:
     assert "no stage has been seen yet" in text
 
 
+def test_a_row_without_a_stage_still_makes_a_run_summary() -> None:
+    """Such a row is no wrong value for a reader: another version may have written the file."""
+    nameless = {
+        key: value for key, value in stage("other", "", "", self_seconds=1.0).items() if key != "stage"
+    }
+
+    assert "input_bound" not in render_run_summary(
+        TextLayout(80), full(stages=[*full()["stages"], nameless], findings=[])
+    )
+
+
 def test_shares_are_of_the_phase_so_that_loaders_can_be_compared() -> None:
     """30 of 100 seconds of training spent on one loader's data is 30 %, whatever that loader's own total."""
     rows = [
