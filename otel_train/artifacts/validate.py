@@ -217,8 +217,9 @@ def _steps(summary: Document, times: Document) -> Iterator[Fault]:
     if times["whole"] and counted is not None and counted != times["steps_on_file"]:
         yield Fault(STAGE_TIMES, f"has {times['steps_on_file']} steps; {SUMMARY} counts {counted}")
     trained = [row["total_seconds"] for row in summary.get("step_durations", ()) if row["phase"] == "train"]
-    spent_s, steps_s = sum(row["seconds"] for row in times["per_epoch"]), sum(trained)
-    if times["whole"] and summary.get("ended") and trained and not _same(steps_s, spent_s):
+    spent_s = sum(row["seconds"] for row in times["per_epoch"])
+    steps_s = None if not trained or None in trained else sum(trained)
+    if times["whole"] and summary.get("ended") and steps_s is not None and not _same(steps_s, spent_s):
         yield Fault(STAGE_TIMES, f"its epochs took {spent_s} s; {SUMMARY} says {steps_s} s of training steps")
 
 

@@ -17,7 +17,7 @@ import pytest
 from otel_train.artifacts.writer import MOST_STEPS, write
 from otel_train.cli.main import main
 from otel_train.errors import RunDirectoryError
-from otel_train.files import MOST_JSON_BYTES
+from otel_train.files import MOST_JSON_BYTES, replace_json
 from otel_train.rundata.run import read_run
 from tests.support.command_line import Cli
 from tests.support.left_run import STAGES_MS, STEP_S, TOKEN, leave_run, say_summary
@@ -472,6 +472,25 @@ def test_a_run_whose_values_break_a_law_is_not_sound(run: Path, cli: Cli) -> Non
     assert code == 1
     fault = "stages: self_seconds of train code data is 1.11 s, its inclusive_seconds 0.31 s"
     assert f"rank0/summary.json: {fault}" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "said"), [({}, ""), ({"total_seconds": "x"}, "step_durations[0].total_seconds is")]
+)
+def test_durations_of_steps_that_are_not_known_or_wrong_are_no_crash(
+    run: Path, row: dict[str, Any], said: str, cli: Cli
+) -> None:
+    """The schema did not describe them, and the command ended in an unexpected error."""
+    unknown = {"phase": "train", "loader": "code", "count": 5, "total_seconds": None}
+    say_summary(run, steps={"train": 700}, step_durations=[unknown])
+    folder = write(run, 0).folder
+    summary = read(folder, "profiler_summary.json")
+    replace_json(folder / "profiler_summary.json", {**summary, "step_durations": [{**unknown, **row}]})
+
+    code, out, _ = cli("validate", folder)
+
+    assert code != 2
+    assert said in out
 
 
 def test_a_folder_that_is_neither_is_no_fault_but_an_error(tmp_path: Path) -> None:
