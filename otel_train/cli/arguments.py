@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,16 +36,33 @@ LARGE_BYTES = 100 << 20
 _REDRAW_INTERVAL_S = 0.2
 
 
+def kind_of(target: str | Path) -> str:
+    """Returns "file", "folder" or "other"; "" if there is no such path, also if it is too long, as the id of a run may be.
+
+    Raises:
+        RunDirectoryError: this user may not read it.
+    """
+    try:
+        mode = Path(target).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return ""
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return ""
+        raise RunDirectoryError(f"{target}: cannot be read: {error.strerror or error}") from error
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+
+
 def names_a_file(target: str) -> bool:
     """Returns whether the argument is the path of a file rather than a run; raises RunDirectoryError for a pipe or a device."""
-    path = Path(target)
-    if not path.exists() and path.suffix in (".json", ".gz"):
+    kind = kind_of(target)
+    if not kind and Path(target).suffix in (".json", ".gz"):
         raise RunDirectoryError(f"{target}: there is no such file")
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if kind == "other":
         raise RunDirectoryError(
             f"{target}: is a pipe, a socket or a device. Write its content to a file first"
         )
-    return path.is_file()
+    return kind == "file"
 
 
 def chosen_traces(targets: Sequence[str], run_dir: str) -> list[Path]:
@@ -52,7 +71,7 @@ def chosen_traces(targets: Sequence[str], run_dir: str) -> list[Path]:
     if files and all(map(names_a_file, targets)):
         return files
     if len(targets) > 1:
-        missing = next(file for file in files if not file.is_file())
+        missing = next(file for file in files if kind_of(file) != "file")
         raise RunDirectoryError(f"{missing}: is not a file. Give trace files, or one run")
     run = chosen_run(targets[0] if targets else None, run_dir)
     if captures := captures_of(run):

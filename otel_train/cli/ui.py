@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from otel_train.cli import complain
-from otel_train.cli.arguments import at_least, default_run_dir, ignored_settings
+from otel_train.cli.arguments import at_least, default_run_dir, ignored_settings, kind_of
 from otel_train.config.validation import MOST_PORT
 from otel_train.errors import RunDirectoryError, require
 from otel_train.exporters.run_directory import folder_name
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         complain("everyone who can reach this address can read these runs")
     if args.runs is None and (ignored := ignored_settings(default_run_dir())):
         complain(ignored)
-    if not root.exists():
+    if not kind_of(root):
         complain(f"{root} does not exist yet; the page shows runs once there are any")
     if server.has_screen(os.environ) if args.open is None else args.open:
         server.show(address)
@@ -81,12 +81,12 @@ def _chosen(runs: str | None) -> tuple[Path, str | None]:
     """Returns the folder of runs, and the one run to show if a run was given."""
     below = default_run_dir()
     root = Path(runs or below).resolve()
-    if runs and not root.exists():  # then it is the id of a run, as in other commands
+    if runs and not kind_of(root):  # then it is the id of a run, as in other commands
         root = Path(below, folder_name(runs)).resolve()
     if is_run(root):
         return root.parent, root.name
-    if runs and not root.is_dir():
+    if runs and kind_of(root) != "folder":
         rule = f"expected a folder of run directories, a run directory, or the id of a run below {below}"
-        problem = "is not a folder" if Path(runs).exists() else "there is no such folder"
+        problem = "is not a folder" if kind_of(runs) else "there is no such folder"
         raise RunDirectoryError(f"{runs}: {problem}; {rule}. Without RUNS all runs below {below} are shown")
     return root, None

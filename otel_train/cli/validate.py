@@ -12,7 +12,7 @@ from typing import Any
 from otel_train.artifacts.validate import Fault, check_artifacts, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
 from otel_train.cli import complain, print_json
-from otel_train.cli.arguments import add_run_dir, chosen_run, in_processes, print_earlier_trainings
+from otel_train.cli.arguments import add_run_dir, chosen_run, in_processes, kind_of, print_earlier_trainings
 from otel_train.cli.report import FILE_NAME as REPORT
 from otel_train.cli.report import page_of_run
 from otel_train.console.text import TextLayout, plural
@@ -88,7 +88,11 @@ def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
         folder = Path(args.dir)
         if any(os.path.lexists(folder / name) for name in (SUMMARY, MARK)):
             return folder, True
-        if folder.is_dir() and not os.path.lexists(folder / RUN_FILE) and not rank_folders(folder):
+        if (
+            kind_of(folder) == "folder"
+            and not os.path.lexists(folder / RUN_FILE)
+            and not rank_folders(folder)
+        ):
             remedy = "Give a run, or a folder that 'otel-train export' wrote"
             raise RunDirectoryError(
                 f"{folder}: is neither a run directory nor a folder of artifacts. {remedy}"

@@ -324,6 +324,12 @@ def find_run(run: str | Path | None, root: Path) -> Path:
             return path
         if path.name.startswith("rank") and mark_of(path.parent / RUN_FILE) is not None:
             return path.parent
+    try:
+        Path(run, RUN_FILE).stat()
+    except PermissionError as error:
+        raise RunDirectoryError(f"{run}: cannot be read: {error.strerror}") from error
+    except (OSError, ValueError):
+        pass
     raise RunDirectoryError(
         f"{str(run)!r} is neither a run directory nor the id of a run below {root}. "
         "Give the folder that holds run.json, or name the folder of your runs with --run-dir or OTEL_TRAIN_RUN_DIR."

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from tests.support.waiting import until
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLAIN = TextLayout(80, color=False, unicode=True)
+WITHOUT_RIGHTS = 65_534
 
 
 def rank_summary(rank: int, **values: Any) -> dict[str, Any]:
@@ -977,6 +979,55 @@ def test_a_capture_of_the_schedule_is_no_answer_to_a_request(run_of_two: Path, c
 
     assert still_asked == [True, False]
     assert out.startswith("rank 0: steps 1-5: ")
+
+
+READERS = (
+    "summary",
+    "report",
+    "postmortem",
+    "export",
+    "validate",
+    "analyze",
+    "compare {0}",
+    "ui --no-open --port=0",
+)
+
+
+@pytest.mark.parametrize("words", READERS)
+def test_a_run_that_this_user_may_not_read_is_refused_with_the_reason(
+    words: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an unexpected error, with advice about damaged files, or no run directory at all."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    locked = tmp_path / "locked"
+    complete_run(locked)
+    run = locked / "r1"
+    name, *options = words.format(run).split()
+    cli(name, "--help")  # imports the command
+    import_module("otel_train.ui.server")
+    monkeypatch.chdir("/")
+    locked.chmod(0)
+    user = os.geteuid()
+    try:
+        os.seteuid(user or WITHOUT_RIGHTS)
+        said = cli(name, run, *options).refused
+    finally:
+        os.seteuid(user)
+        locked.chmod(0o700)
+
+    assert said == f"otel-train: {run}: cannot be read: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    "words", ["compare {0} {0}", "analyze {0}", "validate {0}", "ui {0} --no-open --port=0"]
+)
+def test_a_run_id_may_be_longer_than_a_file_name(words: str, cli: Cli) -> None:
+    """Its folder has a shorter name, and the path of the id is no path of a file."""
+    said = cli(*words.format("x" * 300).split()).refused
+
+    assert "unexpected" not in said
+    assert "id of a run" in said
 
 
 def test_pages_are_written_for_the_stream_they_go_to(run_of_two: Path) -> None:
