@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from otel_train.profiler.endpoint import Capturing, EpochCaptures, NoEpochCaptures
     from otel_train.profiler.flops import FlopCount
     from otel_train.profiler.step_schedule import ProfiledThread
+
+_log = logging.getLogger("otel_train")
 
 STOP_S = 1.0
 """Longest wait for the training thread to end a running FLOP count, if another thread closes the session."""
@@ -176,8 +179,15 @@ class RankCaptures:
             return
         if self.recording:
             self._client.ask("close_run", timeout_s=timeout_s)
-        with self._client.turn():
-            self.capturing.controller.end(timeout_s / 2)
+        with self._client.turn(timeout_s / 2) as is_free:
+            if is_free:
+                self.capturing.end(timeout_s / 2)
+            else:
+                _log.warning(
+                    "captures: the thread that runs them has not finished in %g s at the end; the last capture may be "
+                    "missing; exit_timeout_s sets how long the end waits",
+                    timeout_s / 2,
+                )
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:

@@ -376,13 +376,14 @@ class AgentClient:
             self._reporting.release()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Lets no other thread report until the block ends."""
-        self._acquire_reporting(threading.TIMEOUT_MAX)
+    def turn(self, timeout_s: float = threading.TIMEOUT_MAX) -> Iterator[bool]:
+        """Lets no other thread report until the block ends; yields whether that was possible within ``timeout_s``."""
+        acquired = self._acquire_reporting(timeout_s)
         try:
-            yield
+            yield acquired
         finally:
-            self._reporting.release()
+            if acquired:
+                self._reporting.release()
 
     def _acquire_reporting(self, timeout_s: float) -> bool:
         """Returns whether it acquired the lock for reports. The service thread handles messages meanwhile: the holder may await an answer."""

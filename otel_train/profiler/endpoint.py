@@ -27,7 +27,7 @@ from otel_train.profiler.requests import (
 )
 from otel_train.profiler.storage import ANALYZE, TOP, CaptureStore
 from otel_train.profiler.torch_profiler import TorchProfiler
-from otel_train.safety import printable
+from otel_train.safety import DaemonThread, Guard, printable
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -282,6 +282,11 @@ class Capturing(CaptureEndpoint):
         super().poll()
         self._snapshots.write_if_due()
 
+    def end(self, timeout_s: float) -> None:
+        """Writes what was recorded, after all events are accounted, and waits for a memory snapshot: ``timeout_s`` each."""
+        self.controller.end(timeout_s)
+        self._snapshots.end(timeout_s)
+
     def give_way_to(self, flops: FlopCount) -> None:
         """Starts no capture while a step's FLOP are counted: both intercept the events of the training thread.
 
@@ -377,7 +382,7 @@ def _torch_snapshot() -> object:
 class OomSnapshots:
     """Writes torch's memory snapshot when the allocator has reported an out-of-memory error.
 
-    The snapshot is taken up to two seconds later. It has allocation stacks only if the program has called
+    A thread of its own writes it: the service thread must not wait for a disk that hangs. The snapshot is taken up to two seconds later. It has allocation stacks only if the program has called
     ``torch.cuda.memory._record_memory_history``.
     """
 
@@ -390,19 +395,33 @@ class OomSnapshots:
         self._rank = rank
         self._snapshot = snapshot
         self._seen = self._made = 0
+        self._writer: DaemonThread | None = None
+        self._guard = Guard("memory snapshot", consequence="the snapshot is missing; training goes on")
 
-    def write_if_due(self) -> Path | None:
-        """Writes a snapshot if memory has run out since the last call; returns its path. Raises OSError if it cannot be written."""
+    def write_if_due(self) -> None:
+        """Takes a snapshot and starts to write it if memory has run out since the last one, unless that is still being written."""
         ooms = self._ooms()
-        if ooms <= self._seen or self._made == MOST_SNAPSHOTS:
-            return None
+        is_writing = self._writer is not None and self._writer.is_alive()
+        if ooms <= self._seen or self._made == MOST_SNAPSHOTS or is_writing:
+            return
         self._seen = ooms
         snapshot = self._snapshot()
         if snapshot is None:
-            return None
+            return
         self._made += 1
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"oom_{ooms}-rank{self._rank}.pickle"
-        with path.open("wb") as file:
-            pickle.dump(snapshot, file)
-        return path
+        self._writer = DaemonThread(
+            target=self._write, args=(path, snapshot), name="otel-train-snapshot", daemon=True
+        )
+        self._writer.start()
+
+    def end(self, timeout_s: float) -> None:
+        """Waits for the snapshot that is being written, at most ``timeout_s``."""
+        if self._writer is not None:
+            self._writer.join(timeout_s)
+
+    def _write(self, path: Path, snapshot: object) -> None:
+        with self._guard:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                pickle.dump(snapshot, file)

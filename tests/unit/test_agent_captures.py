@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 from otel_train.agent.captures import RankCaptures
+from otel_train.agent.client import AgentClient
 from otel_train.agent.lazy_components import LazyComponents
 from otel_train.agent.messages import CAPTURES_OFF
 from otel_train.config import Config
@@ -60,3 +62,21 @@ def test_trackers_that_cannot_be_made_are_switched_off(
         components.poll()
 
     assert making.call_count == len(caplog.records) + 1 == 3
+
+
+def test_the_end_does_not_wait_without_limit_for_a_service_thread_that_hangs(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a disk that does not answer."""
+    service: Any = object.__new__(AgentClient)
+    service._thread, service._reporting = None, threading.Lock()
+    client.turn = service.turn
+    captures = RankCaptures(client, Config(), Anchor.now())
+    captures.capturing = MagicMock(**{"controller.recording": False})
+    with service.turn():
+        captures.end(0.02)
+    assert not captures.capturing.end.called
+    captures.end(0.02)
+
+    assert captures.capturing.end.called
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["captures"]
