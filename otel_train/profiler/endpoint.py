@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -333,11 +334,15 @@ class Console(NamedTuple):
             sys.stderr.flush()
 
 
+def _analyze(capture: Capture) -> str:
+    return f"otel-train analyze {shlex.quote(printable(capture.file))}"
+
+
 def _block(capture: Capture, top: int) -> Iterator[str]:
     record = capture.metadata
     yield f"[Profiler] Epoch {record.get('epoch')}: {printable(capture.file)}"
     if not capture.finding:
-        yield "  not analysed: otel-train analyze, with that path"
+        yield f"  not analysed yet: {_analyze(capture)}"
         return
     for key, what in (("top_cpu_ops", "CPU operations"), ("top_cuda_ops", "CUDA kernels")):
         rows = (record.get(key) or ())[:top]
@@ -360,7 +365,7 @@ def _lines(capture: Capture, top: int) -> Iterator[str]:
     steps = f"steps {first} to {last}" if last > first else f"step {first}"
     yield f"captured {steps}: {printable(capture.file)}"
     if not capture.finding:
-        yield "  what is in it: otel-train analyze, with that path"
+        yield f"  analyse it with: {_analyze(capture)}"
         return
     yield f"  {printable(capture.finding)}"
     for key, what in (("top_cpu_ops", "on the host"), ("top_cuda_ops", "on the device")):

@@ -273,7 +273,7 @@ class StepScheduler:
             return False
         late = self.first_number + ahead - (self._request.at_step - self._request.warmup)
         if late > 0:  # other ranks may have captured the requested steps: others are not comparable
-            self._abort = f"step {self._request.at_step} had passed when this process was asked"
+            self._abort = f"step {self._request.at_step} was over when the request reached this process"
             self._finish()
         return late == 0
 

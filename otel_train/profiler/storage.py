@@ -319,7 +319,7 @@ def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
     place = job.place
     if not os.fstat(trace.fileno()).st_size:
         return CaptureOutcome(
-            problem="not written: the profiler gave nothing. Is /proc there, and memory left?"
+            problem="not written: the profiler wrote an empty file. Check that /proc is mounted and memory is free"
         )
     path, plain = place.folder / (name + SUFFIX), _plain(job, name)
     paths = [path] if plain is None else [plain, path]

@@ -41,7 +41,7 @@ class Profiler:
         return False
 
     def prepare(self, options: Options) -> list[str]:
-        """Starts the warm-up; returns a sentence for each activity that this machine does not have."""
+        """Starts the warm-up; returns a sentence for each activity that cannot be recorded."""
         del options
         return []
 
@@ -178,10 +178,12 @@ def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
     from torch import profiler
 
     supported = {activity.name.lower(): activity for activity in profiler.supported_activities()}
+    why = dict.fromkeys(names, "torch does not support it on this machine")
     if "cuda" in supported and not _cuda_in_use():
         del supported["cuda"]
+        why["cuda"] = "this process has not initialised CUDA"
     found = [supported[name] for name in names if name in supported]
-    missing = [f"no {name} activity: this machine has none" for name in names if name not in supported]
+    missing = [f"no {name} activity: {why[name]}" for name in names if name not in supported]
     return found or [supported["cpu"]], missing
 
 

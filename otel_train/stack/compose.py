@@ -81,7 +81,7 @@ class Compose:
             "Prometheus": f"http://{HOST}:{ports.prometheus}",
             "Alertmanager": f"http://{HOST}:{ports.alertmanager}",
             "send OTLP to": f"{'https' if self._secure else 'http'}://{HOST}:{ports.otlp_http}",
-            **({"before that": tls.how_to_use(self._secure)} if self._secure else {}),
+            **({"before training": tls.how_to_use(self._secure)} if self._secure else {}),
             "password": f"{' '.join(self._command)} -p otel-train exec grafana cat /run/stack-secrets/grafana_admin",
             **({"Jaeger": f"http://{HOST}:{ports.jaeger}"} if settings["TRACES"] == "jaeger" else {}),
         }

@@ -139,7 +139,7 @@ class LocalStack:
             "jaeger": {"Jaeger": f"http://{HOST}:{self.ports.jaeger}"},
         }
         if self.secure:
-            found["collector"]["before that"] = tls.how_to_use(self.state)
+            found["collector"]["before training"] = tls.how_to_use(self.state)
         installed = (part.name for part in self._parts())
         return {what: where for name in installed for what, where in found[name].items()}
 

@@ -344,7 +344,10 @@ def _missing(
         (faults["broken"], f"The file is cut off: {faults['broken']}."),
         (faults["skipped"], f"Pieces of text that cannot be read as events: {faults['skipped']:,}."),
         (faults["untimed"], f"Events without a valid start or duration: {faults['untimed']:,}."),
-        (faults["unpaired"], f"Events in halves (ph B and E), which are left out: {faults['unpaired']:,}."),
+        (
+            faults["unpaired"],
+            f"Events with a separate begin and end (ph B and E), which are left out: {faults['unpaired']:,}.",
+        ),
         (not kinds, "There are no events. Was the profiler stepped, and long enough for its schedule?"),
         (kinds and EventKind.OP not in kinds, "No operators: was ProfilerActivity.CPU requested?"),
         (kinds and not kinds & {EventKind.KERNEL, EventKind.COPY}, _NO_DEVICE),

@@ -571,7 +571,7 @@ def _empty_list(root: Path, *, words: str, runs: int) -> str:
     if runs:
         return f'<p class="empty">No run has all of these words: <strong>{escape(words)}</strong></p>'
     return (
-        f'<p class="empty">No run lies in <code>{escape(str(root))}</code> yet. This page shows the first as soon as it begins: '
+        f'<p class="empty">There is no run in <code>{escape(str(root))}</code> yet. This page shows the first as soon as it begins: '
         "<code>otel-train run train.py</code>, or <code>otel-train demo</code>.</p>"
     )
 

@@ -42,5 +42,5 @@ def test_shapes_stacks_and_memory_are_recorded_and_a_device_that_is_not_there_is
     assert any(event.get("cat") == "python_function" for event in events)
     assert any(event.get("name") == "[memory]" for event in events)
     assert record["warnings"] == (
-        [] if torch.cuda.is_available() else ["no cuda activity: this machine has none"]
+        [] if torch.cuda.is_available() else ["no cuda activity: torch does not support it on this machine"]
     )

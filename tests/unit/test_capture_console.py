@@ -83,7 +83,17 @@ def test_a_trace_that_was_not_analysed_says_how_to(capsys: pytest.CaptureFixture
 
     assert shown(bare, capsys, block=True).splitlines() == [
         f"[Profiler] Epoch 1: {CAPTURE.file}",
-        "  not analysed: otel-train analyze, with that path",
+        f"  not analysed yet: otel-train analyze {CAPTURE.file}",
+    ]
+
+
+def test_a_path_with_spaces_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command is for a shell."""
+    bare = CAPTURE._replace(finding="", file="/my runs/a.json.gz", steps=(3, 3))
+
+    assert shown(bare, capsys, block=False, lines=True).splitlines() == [
+        "otel_train: captured step 3: /my runs/a.json.gz",
+        "otel_train:   analyse it with: otel-train analyze '/my runs/a.json.gz'",
     ]
 
 

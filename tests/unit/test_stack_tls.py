@@ -252,7 +252,7 @@ def test_a_secure_stack_is_still_one_when_another_process_finds_it(
 
     assert found is not None
     assert found.addresses()["send OTLP to"].startswith("https://")
-    assert str(tls.folder(state) / tls.TRAINER) in found.addresses()["before that"]
+    assert str(tls.folder(state) / tls.TRAINER) in found.addresses()["before training"]
     found.forget(data=True)
     assert not tls.folder(state).exists()
 

@@ -182,7 +182,7 @@ def test_a_step_that_has_passed_is_refused() -> None:
     loop.scheduler.first_number = 101
     loop.steps(1)
 
-    assert "had passed" in loop.recorded().problem
+    assert "was over" in loop.recorded().problem
     assert not loop.profiler.log
 
 
@@ -457,3 +457,19 @@ def test_a_capture_that_is_over_does_not_end_again_for_a_profiler_of_the_program
     assert loop.recorded().problem == ""
     loop.profiler.give_way()
     assert loop.scheduler.take() is None
+
+
+def test_activities_without_an_initialised_device_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with CUDA and a program on the host: the reason is the program."""
+    activity = torch.profiler.ProfilerActivity
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {activity.CPU, activity.CUDA})
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    profiler = TorchProfiler(lambda: None)
+    missing = profiler.prepare(Options(("cpu", "cuda", "mtia")))
+    profiler.start()
+    profiler.stop()
+
+    assert missing == [
+        "no cuda activity: this process has not initialised CUDA",
+        "no mtia activity: torch does not support it on this machine",
+    ]
