@@ -7,6 +7,7 @@ import math
 import queue
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from otel_train.safety import Guard, daemon_thread
@@ -45,7 +46,8 @@ class BackgroundQueue(Generic[T]):
         """Adds an item. Never waits: if the queue is full, the item is dropped and counted."""
         if self.guard.closed or self._over:
             return
-        self._start()
+        with self.guard:  # the system may refuse a thread
+            self._start()
         if self._thread is not None and self._waiting.qsize() < self._most:
             self._waiting.put_nowait((item,))
         else:
@@ -63,7 +65,9 @@ class BackgroundQueue(Generic[T]):
         """Accepts no further items."""
         if not self._over:
             self._over = True
-            self._start()  # without any item too: ``close`` is called
+            # Without any item too: ``close`` is called. Python 3.12 starts no thread at the end of the interpreter.
+            with suppress(RuntimeError):
+                self._start()
             self._waiting.put_nowait(None)
 
     def close(self, timeout_s: float) -> None:
@@ -80,10 +84,9 @@ class BackgroundQueue(Generic[T]):
 
     def _start(self) -> None:
         if self._thread is None and not self.guard.closed:
-            with self.guard:  # the system may refuse a thread
-                thread = daemon_thread(self._work, f"otel-train-{self._name}")
-                thread.start()
-                self._thread = thread
+            thread = daemon_thread(self._work, f"otel-train-{self._name}")
+            thread.start()
+            self._thread = thread
 
     def _drop(self, number: int) -> None:
         if not self.dropped:

@@ -110,3 +110,19 @@ def test_where_no_thread_can_be_started_items_are_dropped(monkeypatch: pytest.Mo
 
     assert (full.guard.faults, full.guard.closed, full.dropped) == (3, True, 3)
     assert full.emptied(0)
+
+
+def test_an_unused_queue_ends_without_a_fault_where_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.12 refuses threads at the end of the interpreter, where sessions are closed."""
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(background_queue, "daemon_thread", lambda target, name: Refused(target=target))
+    unused = BackgroundQueue("unused", print, print, most=2)
+    unused.close(10)
+
+    assert (unused.guard.faults, unused.dropped) == (0, 0)
