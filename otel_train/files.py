@@ -144,6 +144,8 @@ def divided(path: Path, root: Path | None = None) -> tuple[Path, tuple[str, ...]
     """
     if root is not None:
         below = path.relative_to(root).parts
+    elif not path.name:  # "." or "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     else:
         parts, count = path.parts, 1
         while count < len(parts) and _LAYOUT.fullmatch(parts[-count - 1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -84,15 +85,18 @@ def _address(parts: dict[str, Any]) -> str:
 def _largest(parts: dict[str, Any]) -> object:
     """Returns a limit so large that no label value becomes ``_OTHER`` that did not before; stages have half of it."""
     loaders, stages = parts.get("loaders", 16), parts.get("stages", 8)
+    for value in (loaders, stages):
+        if not math.isfinite(_number(value)):
+            return value  # for the rule of the setting to reject
     twice = 2 * _number(stages)
-    return int(twice) if _number(loaders) < twice < float("inf") else loaders
+    return int(twice) if _number(loaders) < twice else loaders
 
 
 def _number(value: object) -> float:
     try:
         return float(str(value))
     except ValueError:
-        return float("inf")  # ``_largest`` passes ``loaders`` on then, for the rule of the setting to check
+        return math.nan
 
 
 FOLDED: Final = {

@@ -279,16 +279,17 @@ class Config:
     """Number of pipeline stages, each of consecutive ranks. Only ranks of the first stage count samples."""
 
     wandb: str = setting(default="auto", rule=TrackerChoice())
-    """Log to W&B, on rank 0: ``auto`` (to the run that the program opens, if any), ``on`` (to a separate run) or ``off``. In code
-    also True, False, a run, or a dict of arguments of ``wandb.init``."""
+    """Log to W&B, on rank 0: ``auto`` (to the run that the program opens, if any), ``on`` (to a separate run) or ``off``. As
+    keyword of ``instrument`` also True, False, a run, or a dict of arguments of ``wandb.init``."""
 
     mlflow: str = setting(default="auto", rule=TrackerChoice())
-    """Log to MLflow, on rank 0: ``auto`` (to the run that the program opens, if any), ``on`` (to a separate run) or ``off``. In code
-    also True, False, a run, or a dict of ``tracking_uri``, ``experiment_name``, ``run_name``."""
+    """Log to MLflow, on rank 0: ``auto`` (to the run that the program opens, if any), ``on`` (to a separate run) or ``off``. As
+    keyword of ``instrument`` also True, False, a run, or a dict of ``tracking_uri``, ``experiment_name``, ``run_name``."""
 
     tensorboard: str = setting(default="auto", rule=TrackerChoice())
     """Write TensorBoard event files, on rank 0, to ``tensorboard/`` in the run directory: ``auto`` (once the program has imported
-    TensorBoard), ``on`` or ``off``. In code also True, False, a ``SummaryWriter``, or a dict with ``log_dir``."""
+    TensorBoard), ``on`` or ``off``. As keyword of ``instrument`` also True, False, a ``SummaryWriter``, or a dict with
+    ``log_dir``."""
 
     exporters: str = setting(default="auto", rule=Plain(filled=True, listed=True))
     """Exporters of other packages (entry points ``otel_train.exporters``): ``auto`` (all that are installed), ``off``, or names,
@@ -321,7 +322,7 @@ class Config:
             values, deprecated = present(given)
             for name in values:
                 if name not in SETTINGS:
-                    raise TypeError(f"Config() got an unexpected keyword argument {name!r}")
+                    raise ConfigError(unknown(name))
             for name, known in SETTINGS.items():
                 self.__dict__[name] = known.checked(values[name]) if name in values else known.default
             warn((), deprecated)

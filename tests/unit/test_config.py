@@ -168,3 +168,9 @@ def test_numbers_with_names_are_given_as_a_dict_or_as_text() -> None:
     }.items():
         with pytest.raises(ConfigError, match=f"profiler_every='{wrong}': expected {rule}"):
             Config(profiler_every=wrong)
+
+
+def test_a_keyword_that_is_no_setting_is_refused_with_a_suggestion() -> None:
+    """As one of ``instrument``."""
+    with pytest.raises(ConfigError, match="Did you mean run_name"):
+        Config(run_nam="a")  # type: ignore[call-arg]

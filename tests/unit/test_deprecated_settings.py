@@ -127,3 +127,12 @@ def test_the_standard_interval_of_exports_is_honoured() -> None:
     assert resolve(None, {"export_interval_s": 7.0}, environ=environ).config.export_interval_s == 7.0
     [wrong] = resolve(environ={"OTEL_METRIC_EXPORT_INTERVAL": "1m"}).origins.ignored
     assert wrong.problem == "OTEL_METRIC_EXPORT_INTERVAL='1m': expected milliseconds, 100 to 3600000"
+
+
+@pytest.mark.parametrize("former", ["max_loaders", "max_stages"])
+def test_a_former_limit_that_is_no_number_is_reported(former: str) -> None:
+    """As a present one: ignored with a warning, not without."""
+    found = settings_in({f"OTEL_TRAIN_{former.upper()}": "abc"})
+
+    assert (found.values, len(found.ignored)) == ({}, 1)
+    assert "'abc'" in found.ignored[0].problem

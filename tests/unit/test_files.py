@@ -211,6 +211,13 @@ def test_a_path_is_divided_where_folders_of_our_own_layout_begin(path: str, root
     assert divided(Path(path)) == (Path(root), Path(below).parts)
 
 
+@pytest.mark.parametrize("path", [".", "/"])
+def test_a_path_without_a_name_is_refused_as_a_folder(path: str) -> None:
+    """Callers report an OSError with its path."""
+    with pytest.raises(IsADirectoryError, match="Is a directory"):
+        divided(Path(path))
+
+
 def test_a_path_that_climbs_out_is_refused(run: Path) -> None:
     """``..`` leaves the folder it is looked for in."""
     with pytest.raises(OSError, match="no path below"):
