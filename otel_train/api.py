@@ -6,9 +6,9 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 from otel_train.errors import ConfigError, kind_of, whole
@@ -165,7 +165,8 @@ def instrument(
             ``tensorboard`` also take a run, a writer or a dict.
 
     Returns:
-        The session. A second call while one is open extends it, and never watches anything twice. A session that
+        The session. A second call while one is open extends it, and never watches anything twice; a warning names its
+        settings without effect, which are all except ``console_metrics`` and objects for trackers. A session that
         does nothing where ``multiprocessing`` imports the script to make a child ready, and where this process has
         no threads or descriptors left: then a warning says so, and training continues without instrumentation.
 
@@ -178,8 +179,9 @@ def instrument(
         try:
             resolved, trackers = _resolved(config, settings, config_file)
             if resolved.config.disabled or resolved.config.agent == "off":
-                active_session.disabled = True
-                _notify_started(None)
+                if not _is_extending(resolved):
+                    active_session.disabled = True
+                    _notify_started(None)
                 return _inert(resolved.config, loaders)
             if is_importing_main():
                 return _inert(resolved.config, loaders)
@@ -226,8 +228,8 @@ def _begun(
     """Opens a session, or takes the open one, and adds models and loaders; closes a new session if that raises."""
     from otel_train.session import Session
 
+    is_new = not _is_extending(resolved, {"console_metrics", *trackers})
     session = current()
-    is_new = session is None
     if session is None:
         forget_in_fork()  # else hooks of the parent process' session stay below those of this one
         named_models(model)  # wrong arguments raise before anything is set up
@@ -236,10 +238,13 @@ def _begun(
         active_session.disabled = False
         session = Session(resolved.config, origins=resolved.origins)
         _sessions[:] = [session]
+        _warn_no_effect.cache_clear()
         trackers = {**resolved.given, **trackers}
     try:
         session.add(model, loaders)
         session.track(trackers)
+        if resolved.config.console_metrics not in ("", session.config.console_metrics):
+            session.show_blocks(resolved.config.console_metrics)
         session.provide(**providers)
         if is_new:
             _notify_started(session)
@@ -254,12 +259,16 @@ def _resolved(
     config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
 ) -> tuple[ResolvedConfig, dict[str, Any]]:
     """Resolves the settings, and separates tracker objects from them. Errors are ignored if telemetry is disabled."""
-    from inspect import signature
+    from inspect import Parameter, signature
 
     from otel_train.config.settings import TRACKERS, warn
     from otel_train.config.sources import resolve
 
-    *parameters, _ = signature(instrument).parameters  # without ``**settings``
+    parameters = [
+        name
+        for name, each in signature(instrument).parameters.items()
+        if each.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    ]
     try:
         plain: Mapping[str, Any] = settings
         trackers: dict[str, Any] = {}
@@ -280,6 +289,34 @@ def _resolved(
         return resolve(settings={"disabled": True}, environ={}), {}
     warn(resolved.origins.ignored, resolved.origins.deprecated)
     return resolved, trackers
+
+
+def _is_extending(resolved: ResolvedConfig, applied: Container[str] = ()) -> bool:
+    """Returns whether a session is open; logs which settings of this call have no effect on it, all but ``applied``."""
+    from otel_train.config.settings import CODE
+
+    session = current()
+    if session is None:
+        return False
+    ignored = [
+        name
+        for name, origin in resolved.origins.items()
+        if origin == CODE
+        and name not in applied
+        and getattr(resolved.config, name) != getattr(session.config, name)
+    ]
+    if ignored:
+        _warn_no_effect(", ".join(sorted(ignored)))
+    return True
+
+
+@cache
+def _warn_no_effect(names: str) -> None:
+    _log.warning(
+        "instrument(): a session is open; it keeps its settings, and those of this call have no effect (%s). "
+        "Set them in the first call, or close the session before",
+        names,
+    )
 
 
 def _check_trackers(config: Config, given: Mapping[str, Any]) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from otel_train import api
-from otel_train.config.settings import CODE, Config, ResolvedConfig
 from otel_train.config.sources import resolve
 from otel_train.config.validation import words_of
 from otel_train.safety import Guard
 from otel_train.trackers.manager import split_settings
 
 if TYPE_CHECKING:
+    from otel_train.config.settings import ResolvedConfig
     from otel_train.instrumentation.stages import Epoch
     from otel_train.session import Session
-
-_log = logging.getLogger("otel_train")
 
 
 class SharedSession:
@@ -43,9 +40,6 @@ class SharedSession:
             self.opened += 1
             self._holders.clear()  # they held a session that the program has closed
             self._own = None if api.when_started else session
-        elif holder not in self._holders:
-            session.show_blocks(filter(None, _words(given.get("console_metrics", ""))))
-            _warn_of_ignored_settings(session.config, given)
         session.find_models()
         self._holders.add(holder)
         return session
@@ -102,19 +96,6 @@ def merged(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _words(blocks: Any) -> list[str]:  # Any: text or a list
     return words_of(blocks) if isinstance(blocks, str) else [word.strip() for word in blocks]
-
-
-def _warn_of_ignored_settings(config: Config, given: Mapping[str, Any]) -> None:
-    asked = resolved(given)
-    ignored = [
-        f"{name}={getattr(asked.config, name)!r}"
-        for name, origin in asked.origins.items()
-        if origin == CODE
-        and getattr(asked.config, name) != getattr(config, name)
-        and name != "console_metrics"
-    ]
-    if ignored:
-        _log.warning("a session is open already and keeps its settings; not applied: %s", ", ".join(ignored))
 
 
 class CallbackSession:

@@ -822,3 +822,29 @@ def test_what_a_watchdog_raises_while_a_session_closes_reaches_the_program_after
     assert not [record for record in caplog.records if "close failed" in record.getMessage()]
     assert session.summary()["state"] == "finished"
     assert (session.closed, torch_optimizer._global_optimizer_pre_hooks) == (True, {})
+
+
+def test_settings_of_a_second_call_are_named_once_as_without_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program may be instrumented by a library, or by ``otel-train run``, before it says its own settings."""
+    first = otel_train.instrument(run_dir=tmp_path, run_name="a", **QUIET)
+    try:
+        for _ in range(2):
+            assert otel_train.instrument(run_dir=tmp_path, run_name="second call") is first
+        otel_train.instrument(disabled=True)
+        with pytest.raises(otel_train.ConfigError, match="whole number"):
+            otel_train.step(start="x")  # type: ignore[arg-type]
+    finally:
+        first.close()
+
+    said = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert ["(run_name)" in said[0], "(disabled)" in said[1], len(said)] == [True, True, 2]
+
+
+def test_a_keyword_that_is_no_setting_is_not_explained_by_a_name_that_is_no_keyword() -> None:
+    """``*others`` takes positional arguments only."""
+    with pytest.raises(otel_train.ConfigError) as refused:
+        otel_train.instrument(other=1)
+
+    assert "others" not in str(refused.value)

@@ -143,7 +143,10 @@ def test_settings_that_come_too_late_are_said(
         SharedSession().join(Holder(), {**quiet, "log_every_epochs": 3, "console_metrics": ["throughput"]})
 
     assert caplog.messages == [
-        "a session is open already and keeps its settings; not applied: log_every_epochs=3"
+        (
+            "instrument(): a session is open; it keeps its settings, and those of this call have no effect (log_every_epochs). "
+            "Set them in the first call, or close the session before"
+        )
     ]
 
 
