@@ -56,6 +56,11 @@ _LOOK_EVERY_S = 1.0
 
 _NO_ANSWER = f"the training process did not answer in {ANSWER_S:g} s; ask again"
 
+MOST_UNREAD_VALUES = 1 << 17
+MOST_UNREAD = 4096
+MOST_UNREAD_ARRAYS = 256
+"""Most entries of reports that wait for the export loop, by kind: logged values, arrays of operations, others."""
+
 ALERTS_END_S = 0.2
 """Longest wait for a pending HTTP request to an Alertmanager as the run ends."""
 
@@ -85,14 +90,15 @@ class RemoteRecording:
         self.reports = 0
         self.scale: float | None = None
         self.asked_s = 0.0
-        self.logged: deque[Value | UserEvent] = deque()
+        self.logged: deque[Value | UserEvent] = deque(maxlen=MOST_UNREAD_VALUES)
         self.records: deque[dict[int, str]] = deque(maxlen=1)
-        self.builds: deque[tuple[str, BatchBuildTimes]] = deque()
-        self.exits: deque[tuple[str, WorkerExit]] = deque()
-        self.compiles: deque[Compile] = deque()
-        self._outcomes: deque[Outcomes] = deque()
-        self._operations: deque[array[int]] = deque()
-        self._device_steps: deque[tuple[int, int]] = deque()
+        self.builds: deque[tuple[str, BatchBuildTimes]] = deque(maxlen=MOST_UNREAD)
+        self.exits: deque[tuple[str, WorkerExit]] = deque(maxlen=MOST_UNREAD)
+        self.compiles: deque[Compile] = deque(maxlen=MOST_UNREAD)
+        self._outcomes: deque[Outcomes] = deque(maxlen=MOST_UNREAD)
+        self._operations: deque[array[int]] = deque(maxlen=MOST_UNREAD_ARRAYS)
+        self._device_steps: deque[tuple[int, int]] = deque(maxlen=MOST_UNREAD)
+        self._dropped = 0
         self._pairs = DevicePairs(rings.device_ring, lambda: rings.sources)
         self._asking = threading.Lock()
 
@@ -114,17 +120,17 @@ class RemoteRecording:
         if report.state is not None:
             self.state = report.state
         if any(report.device_steps):
-            self._device_steps.append(report.device_steps)
+            self._add(self._device_steps, report.device_steps)
         if report.outcomes is not None:
-            self._outcomes.append(report.outcomes)
+            self._add(self._outcomes, report.outcomes)
         if report.scale is not None:
             self.scale = report.scale
-        self.compiles.extend(report.compiles)
-        self.logged.extend(report.logged_values)
+        self._add(self.compiles, *report.compiles)
+        self._add(self.logged, *report.logged_values)
         if report.operations:
-            self._operations.append(report.operations)
-        self.builds.extend(report.builds)
-        self.exits.extend(report.exits)
+            self._add(self._operations, report.operations)
+        self._add(self.builds, *report.builds)
+        self._add(self.exits, *report.exits)
         self.reports = report.reports
         if report.records is not None:
             self.records.append(report.records)
@@ -134,9 +140,14 @@ class RemoteRecording:
     def take_in_unreported(self) -> None:
         """Reads from shared memory the values and operations that a rank which has died had not reported."""
         values, operations = self.rings.unreported()
-        self.logged.extend(values)
+        self._add(self.logged, *values)
         if operations:
-            self._operations.append(operations)
+            self._add(self._operations, operations)
+
+    def _add(self, box: deque[_Entry], *entries: _Entry) -> None:
+        """Adds entries for the export loop; the oldest beyond the bound are dropped and counted: the loop may be switched off."""
+        self._dropped += max(0, len(box) + len(entries) - (box.maxlen or 0))
+        box.extend(entries)
 
     def outcomes(self) -> Outcomes:
         """Returns the outcomes of updates under a gradient scaler since the last call."""
@@ -156,8 +167,8 @@ class RemoteRecording:
 
     @property
     def dropped(self) -> int:
-        """Number of logged values, readings and operations that exceeded a queue."""
-        return self.state.dropped + self._pairs.missed
+        """Number of logged values, readings and operations that exceeded a queue, in the rank or here."""
+        return self.state.dropped + self._pairs.missed + self._dropped
 
     @property
     def spent_ns(self) -> int:

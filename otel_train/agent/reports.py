@@ -83,6 +83,7 @@ class ReportBuilder:
         self._pause_s = 0.0
         self._made = 0
         self._unsent: deque[Report] = deque()
+        self._dropped = 0
         self._changes = self._state_changes = -1
         self._memory: tuple[Any, ...] = ()
         self._taken: dict[str, int] = {}
@@ -105,6 +106,8 @@ class ReportBuilder:
             lost = self._unsent.popleft()
             values.dropped += len(lost.logged_values)
             timers.dropped += 0 if lost.operations is None else len(lost.operations) // 3
+            self._dropped += len(lost.compiles) + len(lost.builds) + len(lost.exits)
+            self._dropped += lost.outcomes is not None
         self._pause_s = pause_s
         self._unsent.append(self.make(fresh=fresh))
         self._pause()
@@ -258,7 +261,7 @@ class ReportBuilder:
             hardware=self._hardware,
             copied_to_host=recording.transfers.copied_to_host(),
             spent_ns=recording.devices.spent_ns,
-            dropped=recording.dropped,
+            dropped=recording.dropped + self._dropped,
             unread=recording.recorder.unread,
             faults=self._faults(),
             datasets=self._datasets,

@@ -19,11 +19,13 @@ from otel_train.instrumentation.logged_values import CacheSizes
 
 
 def test_what_is_thrown_away_while_the_agent_takes_nothing_is_counted() -> None:
-    """Logged values and operations; they are a drop of the telemetry, which an alert watches."""
+    """Whatever a report has of its own; it is a drop of the telemetry, which an alert watches."""
     recording: Any = SimpleNamespace(values=SimpleNamespace(dropped=0), timers=SimpleNamespace(dropped=0))
     builder: Any = ReportBuilder(recording, SimpleNamespace(), CacheSizes())  # type: ignore[arg-type]
     made = iter([None, array("q", range(9)), *[array("q", range(3))] * MOST_UNSENT])
-    builder.make = lambda **_: SimpleNamespace(logged_values=["loss", "lr"], operations=next(made))
+    builder.make = lambda **_: SimpleNamespace(
+        logged_values=["loss", "lr"], operations=next(made), compiles=[1], builds=[2], exits=[3], outcomes=4
+    )
 
     def refuse(_: Any) -> None:
         raise BlockingIOError
@@ -34,6 +36,7 @@ def test_what_is_thrown_away_while_the_agent_takes_nothing_is_counted() -> None:
 
     assert recording.values.dropped == 4
     assert recording.timers.dropped == 3
+    assert builder._dropped == 8
 
 
 def test_a_tracker_package_that_fails_is_logged_once_counted_and_no_longer_tried(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from otel_train.agent.messages import OomKills
+from otel_train.agent.messages import OomKills, Report
 from otel_train.agent.process import ProcessActivity
-from otel_train.agent.remote import RemoteRecording
+from otel_train.agent.remote import MOST_UNREAD_ARRAYS, MOST_UNREAD_VALUES, RemoteRecording
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AHEAD_EDGES, LEAST_PAUSE_S, READ_EDGES, ExportLoop, PeriodicTask
 from otel_train.aggregation.run_state import SLICE_EDGES
 from otel_train.aggregation.spans import SamplingRules
-from otel_train.datamodel import Anchor, Snapshot
+from otel_train.datamodel import Anchor, Outcomes, Snapshot
 from otel_train.exporters import ExportRoute
+from otel_train.instrumentation.logged_values import Value
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.safety import Guard
@@ -143,6 +145,28 @@ def test_events_that_a_loop_can_no_longer_read_are_lost(rig: Rig, monkeypatch: p
 
     assert rig.loop.lost >= 40
     assert len(kept.batches) == rig.loop.guard.limit
+
+
+def test_reports_that_no_loop_takes_are_dropped_beyond_a_bound_and_counted(rig: Rig) -> None:
+    """The memory of the agent would grow for as long as a run lasts whose loop is switched off."""
+    remote = RemoteRecording(rig.rings, lambda *_: None)
+    values: list[Any] = [Value(0, "loss", 1.0)] * (MOST_UNREAD_VALUES // 8)
+    report = Report(
+        changes=0, positions=(), device_steps=(1, 1), outcomes=Outcomes(1, 0, 0), scale=None, compiles=[],
+        logged_values=values, operations=array("q", range(3)), builds=[], exits=[], reports=0, records=None,
+        exchange=(False, 0), state=None,
+    )  # fmt: skip
+    for _ in range(9):
+        remote.take_in(report)
+    assert len(remote.logged) == MOST_UNREAD_VALUES
+    before = remote.dropped
+    assert before == len(values)
+    values.clear()
+    for _ in range(MOST_UNREAD_ARRAYS):
+        remote.take_in(report)
+
+    assert len(remote.operations()) == MOST_UNREAD_ARRAYS
+    assert remote.dropped == before + 9
 
 
 def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
