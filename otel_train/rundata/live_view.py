@@ -29,7 +29,7 @@ from otel_train.rundata.files import (
 from otel_train.rundata.flight import FlightHistory, Timeline
 from otel_train.rundata.liveness import Liveness, liveness, state_of_run, written_until
 from otel_train.rundata.metrics_history import MetricsHistory, in_order
-from otel_train.rundata.run import records_below
+from otel_train.rundata.run import record_cache, records_below
 from otel_train.rundata.schemas import message_of, wrong_values
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _steps_so_far(timeline: Timeline, summary: Mapping[str, Any]) -> tuple[int |
 
 
 _MOST_KEPT = 64
-"""Most ranks whose metrics history and progress are cached."""
+"""Most ranks whose summary, metrics history and progress are cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,8 @@ class RankReader:
     def __init__(
         self, *, cached_rows: JsonFileCache | None = None, now: Callable[[], float] = time.time
     ) -> None:
-        self._documents, self._rows = JsonFileCache(), cached_rows or row_cache()
+        self._documents, self._rows = JsonFileCache(most=_MOST_KEPT), cached_rows or row_cache()
+        self._records = record_cache()
         self._now, self._guard = now, threading.Lock()
         self._progress: dict[Path, tuple[tuple[Mark, Heartbeat | None, float | None], LiveProgress]] = {}
         self._history = lru_cache(_MOST_KEPT)(MetricsHistory)
@@ -281,7 +282,7 @@ class RankReader:
             run=run, rank=shown, ranks=list(folders), about=about, summary=summary, written_unix_s=written_s, state=state,
             progress=progress, series=series, histograms=histograms, events=events,
             notices=notices(state, summary, events, warnings, others=others, postmortem=has_postmortem(run)),
-            others=others, records=records_below(run),
+            others=others, records=records_below(run, self._records),
         )  # fmt: skip
 
     def _progress_of(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
@@ -339,8 +340,8 @@ class RunRow:
 class RunList:
     """The run directories below a folder. Links are skipped: their targets must not be shown.
 
-    Of ten thousand runs few are live: the row of one that has ended is cached until run.json, or the summary or flight file of
-    its lowest rank, changes.
+    Of ten thousand runs few are live: the row of one that has ended is cached until run.json, the summary of a rank, or the
+    flight file of the lowest rank changes.
 
     Args:
         only: name of the one run to show; None for all.
@@ -373,8 +374,8 @@ class RunList:
     def _row(self, name: str) -> RunRow | None:
         run = self.root / name
         folders = list(rank_folders(run).values()) or [run / "rank0"]
-        first = folders[0]
-        marks = tuple(map(mark_of, (run / RUN_FILE, first / SUMMARY_FILE, first / FLIGHT_FILE)))
+        paths = [run / RUN_FILE, folders[0] / FLIGHT_FILE, *(folder / SUMMARY_FILE for folder in folders)]
+        marks = tuple(map(mark_of, paths))
         kept = self._ended.get(name)
         if kept is not None and kept[0] == marks:
             return kept[1]

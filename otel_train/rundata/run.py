@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +30,7 @@ from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of
 from otel_train.recording.flight_recorder import Flight, read_flight
 from otel_train.rundata.files import current_document, has_ended, summary_of, whole
 from otel_train.rundata.flight import FlightHistory, Timeline
-from otel_train.rundata.schemas import check, checked
+from otel_train.rundata.schemas import check, checked, wrong_values
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,16 +155,25 @@ def read_metrics(path: Path) -> dict[str, Any]:
     return line
 
 
-def records_below(run: Path) -> list[dict[str, Any]]:
-    """Returns the metadata of a run's captures, oldest first; unreadable files and those with wrong values are skipped."""
-    found = []
+def record_cache() -> JsonFileCache:
+    """Returns a cache for metadata of captures. That with wrong values is empty."""
+    return JsonFileCache(_record_of)
+
+
+def _record_of(document: dict[str, Any]) -> dict[str, Any]:
+    record = current_document(document)
+    return {} if wrong_values(record, "files/capture") else record
+
+
+def records_below(run: Path, cached: JsonFileCache | None = None) -> list[dict[str, Any]]:
+    """Returns the metadata of a run's captures, oldest first; unreadable files and those with wrong values are skipped.
+
+    ``cached``: a ``record_cache`` to share; None for a new one.
+    """
+    records = cached or record_cache()
     folder = run / CAPTURES_FOLDER
-    for path in (folder / name for name in names_in(folder)):
-        if path.name.endswith(METADATA_SUFFIX):
-            with suppress(RunDirectoryError):
-                record = current_document(read_json(path))
-                check(record, "files/capture", path)
-                found.append(record)
+    paths = [folder / name for name in names_in(folder) if name.endswith(METADATA_SUFFIX)]
+    found = filter(None, (records.get_or_empty(path, []) for path in paths))
     return sorted(
         found, key=lambda record: [whole(record.get(key)) or 0 for key in ("ended_unix_ns", "rank")]
     )

@@ -326,6 +326,37 @@ def test_a_flight_file_that_is_no_longer_written_is_worked_out_once(tmp_path: Pa
     assert seeing.view(run, 0).progress is seeing.view(run, 0).progress
 
 
+def test_a_rank_that_failed_is_shown_once_its_summary_arrives(tmp_path: Path) -> None:
+    """On a network file system it may come late: the run was `finished` until the server was started anew."""
+    run = leave_run(tmp_path, [5])
+    say_summary(run)
+    runs = RunList(tmp_path)
+    [before] = runs.rows()
+    other = json.loads((run / "rank0/summary.json").read_text())
+    (run / "rank1").mkdir()
+    (run / "rank1/summary.json").write_text(
+        json.dumps({**other, "rank": 1, "state": "failed", "end_cause": "x"})
+    )
+
+    [after] = runs.rows()
+
+    assert (before.state.word, after.state.word, after.cause) == ("finished", "failed", "x")
+
+
+def test_metadata_of_captures_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page asks every second, and a run of many ranks has hundreds of these files."""
+    run = leave_run(tmp_path, [5])
+    (run / "captures").mkdir()
+    taken = {"file": "a-rank0.json.gz", "trigger": "on_demand", "steps": [1, 2], "finding": {}}
+    path = run / "captures/a-rank0.record.json"
+    path.write_text(json.dumps(taken))
+    seeing = RankReader()
+    first = seeing.view(run, 0).records
+    monkeypatch.setattr("otel_train.rundata.run.wrong_values", None)
+
+    assert list(seeing.view(run, 0).records) == list(first) == [taken]
+
+
 def append(folder: Path, text: str) -> None:
     with (folder / "metrics.otlp.jsonl").open("a") as file:
         file.write(text)
