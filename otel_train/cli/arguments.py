@@ -260,7 +260,7 @@ def read_ranks(
         RunDirectoryError: no rank can be read.
     """
     folders, problems, found = chosen_ranks(args, file_name), [], {}
-    work = partial(_read_or_problem, read)
+    work = partial(read_or_problem, read)
     apply = in_processes if is_slow else map
     for folder, document in zip(folders.values(), apply(work, folders.values()), strict=True):
         if isinstance(document, RunDirectoryError):
@@ -278,7 +278,8 @@ def read_ranks(
     return found, 1 if problems else 0
 
 
-def _read_or_problem(read: Callable[[Path], Document], folder: Path) -> Document | RunDirectoryError:
+def read_or_problem(read: Callable[[Path], Document], folder: Path) -> Document | RunDirectoryError:
+    """Returns the document of a rank, or the error that says why it cannot be read."""
     try:
         return read(folder)
     except RunDirectoryError as error:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankView, dict[str, Any]]:
     """Returns the view of one rank for the HTML report, and the document of ``--json``, with the newest capture of the run."""
-    ranks = [read_summary(folder / SUMMARY_FILE) for folder in folders.values()]
+    ranks = _summaries(folders)
     taken = _readable(captures_of(run))
     traces = [trace for path in (taken_together(taken, taken[-1]) if taken else []) for trace in _read(path)]
     view = RankReader().view(run, rank)
@@ -37,6 +37,22 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
         "records": view.records,
         "captures": [{"name": trace.path.name, **analysis_of(trace)} for trace in traces],
     }
+
+
+def _summaries(folders: Mapping[int, Path]) -> list[Mapping[str, Any]]:
+    """Returns the summaries that can be read; reports the others on standard error, and raises if there are no others."""
+    read = [arguments.read_or_problem(_summary, folder) for folder in folders.values()]
+    problems = [each for each in read if isinstance(each, RunDirectoryError)]
+    found = [each for each in read if not isinstance(each, RunDirectoryError)]
+    if problems and not found:
+        raise problems[0]
+    for problem in problems:
+        complain(str(problem))
+    return found
+
+
+def _summary(folder: Path) -> Mapping[str, Any]:
+    return read_summary(folder / SUMMARY_FILE)
 
 
 def _read(capture: Path) -> list[Trace]:
@@ -67,13 +83,15 @@ def page_of_run(run: Path) -> str:
 FILE_NAME = "report.html"
 DESCRIPTION = "Write a run, live or finished, as one HTML file."
 EPILOG = """\
-The file has the pages of 'otel-train ui' and the newest capture of each rank with its flame graph. It loads nothing
-from a network.
+The file has the pages of 'otel-train ui' and the newest capture with its flame graph, from each rank that took part. It
+loads nothing from a network.
 
 examples:
   otel-train report runs/20260131-x7
   otel-train report 20260131-x7 --output /tmp/report.html
   otel-train report 20260131-x7 --json | jq '.histograms[0].name'
+
+Exit codes: 0 written, 1 written, but the summary of a rank cannot be read, 2 error.
 """
 
 
@@ -93,9 +111,10 @@ def run(args: argparse.Namespace) -> int:
     rank, folder = next(iter(chosen.items()))
     home = folder.parent
     view, document = gather(home, chosen, rank=rank)
+    code = 0 if len(document["ranks"]) == len(chosen) else 1
     if args.json:
         print_json(document)
-        return 0
+        return code
     path = Path(args.output) if args.output else home / FILE_NAME
     try:
         replace_named(path, report_page(view, document["captures"]))
@@ -103,4 +122,4 @@ def run(args: argparse.Namespace) -> int:
         raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from error
     print(printable(path))
     arguments.print_earlier_trainings(home)
-    return 0
+    return code

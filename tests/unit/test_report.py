@@ -238,6 +238,18 @@ def test_a_report_passes_over_a_capture_that_cannot_be_read(tmp_path: Path, cli:
     assert "epoch_1-rank0" in (run / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_report_leaves_out_a_rank_whose_summary_cannot_be_read(tmp_path: Path, cli: Cli) -> None:
+    """One damaged file of a thousand ranks cost the report of all."""
+    run = a_run(tmp_path)
+    (run / "rank1/summary.json").write_text('{"schema": ')
+    code, out, err = cli("report", run)
+
+    assert code == 1
+    assert out.strip() == str(run / "report.html")
+    assert "rank1" in err
+    assert [each["rank"] for each in json.loads(cli("report", run, "--json").out)["ranks"]] == [0]
+
+
 def test_validate_writes_the_same_report(tmp_path: Path, cli: Cli) -> None:
     """It replaced the one that was there by one without flight file, metrics and flame graphs."""
     run = a_run(tmp_path)
