@@ -86,7 +86,7 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     name = page.safe(f"{document['before']} → {document['after']}")
     badge = (step["conclusion"], _STYLES.get(step["conclusion"], "bold"))
     yield page.rule([("otel_train", "bold"), (name, "cyan")], badge)
-    yield from (page.line(line, "bold") for line in page.prose(f"A step takes {_change(step)}.", indent=2))
+    yield from (page.line(line, "bold") for line in page.prose(_change(step), indent=2))
     if step["low"] is not None and document["kind"] == "run":
         yield from _dim(
             page, "The interval is about these two runs. Other load on the machine is not in it: repeat both."
@@ -142,10 +142,13 @@ def _quantiles(page: TextLayout, step: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _change(step: Mapping[str, Any]) -> str:
+    if step["ratio"] is None:
+        return "There is no ratio: the steps of the first took no time."
+    text = f"A step takes {step['ratio']:.3f} times as long"
     if step["low"] is None:
-        return f"{step['ratio']:.3f} times as long, from too few steps to be sure"
-    text = f"{step['ratio']:.3f} times as long ({step['low']:.3f} to {step['high']:.3f})"
-    return text if step["conclusion"] != "no difference shown" else f"{text}: no difference is shown"
+        return f"{text}, from too few steps to be sure."
+    text += f" ({step['low']:.3f} to {step['high']:.3f})"
+    return f"{text}." if step["conclusion"] != "no difference shown" else f"{text}: no difference is shown."
 
 
 def _share(text: str) -> float:

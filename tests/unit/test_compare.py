@@ -248,6 +248,20 @@ def test_runs_are_compared_by_their_histograms(tmp_path: Path, cli: Cli) -> None
     assert "torch: 2.9 → 2.10" in document["differences"]
 
 
+def test_steps_that_took_no_time_have_no_ratio(tmp_path: Path, cli: Cli) -> None:
+    """A clock of low resolution may say so; the command ended in an unexpected error."""
+    one, two = a_run(tmp_path / "a", seconds=0.010), a_run(tmp_path / "b", seconds=0.011)
+    path = Path(one) / "rank0/metrics.otlp.jsonl"
+    line = json.loads(path.read_text().splitlines()[0])
+    for metric in line["resourceMetrics"][0]["scopeMetrics"][0]["metrics"][:2]:
+        for point in metric["exponentialHistogram"]["dataPoints"]:
+            empty = {"offset": 0, "bucketCounts": []}
+            point |= {"sum": 0.0, "min": 0.0, "max": 0.0, "zeroCount": "100", "positive": empty}
+    path.write_text(json.dumps(line) + "\n")
+
+    assert "There is no ratio: the steps of the first took no time." in cli("compare", one, two).printed
+
+
 def test_runs_say_how_their_loaders_and_settings_differ(tmp_path: Path, cli: Cli) -> None:
     """What was changed on purpose is read first; what one of them does not have, as a loader, is no change from None."""
     one = a_run(tmp_path / "a", seconds=0.010, cuda_timing="events", former=1)
