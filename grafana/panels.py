@@ -1,4 +1,4 @@
-"""Panels in the style of the house, as Grafana wants them."""
+"""Builds Grafana panels from ``Panel`` descriptions."""
 
 from __future__ import annotations
 
@@ -38,42 +38,42 @@ RED: Final = "red"
 BLUE: Final = "blue"
 
 NOWHERE: Final = "nowhere"
-"""Of a panel that shows all there is."""
+"""Value of ``leads`` for a panel without a link."""
 
 _FILL: Final = 12
 _FULL: Final = 70
 
 
 class Panel(NamedTuple):
-    """What a panel shows, in our words."""
+    """Description of one panel, without types of the Grafana SDK."""
 
     title: str
     kind: str  # a key of ``_MAKERS``
-    unit: str  # Grafana's name of it
-    says: str  # one sentence
-    bad: str  # when to worry, after "Bad when"
+    unit: str  # id of a Grafana unit
+    says: str  # description, one sentence
+    bad: str  # sign of a problem; completes "Bad when"
     queries: Sequence[Query]
-    width: int = 8  # of 24
+    width: int = 8  # of the 24 columns of the grid
     height: int = 8  # in rows of the grid
-    limits: Sequence[tuple[float, str]] = ()  # value and colour from which on; the alerts' own thresholds
+    limits: Sequence[tuple[float, str]] = ()  # thresholds of the alert: value, and colour from there on
     first: str = GREEN  # colour below the first limit
-    runbook: str = ""  # the alert that watches over this
-    needs: str = ""  # what a run on a laptop does not have
-    top: float | None = None  # of the scale
+    runbook: str = ""  # name of the alert on this
+    needs: str = ""  # data source that a run on a laptop lacks
+    top: float | None = None  # maximum of the axis; the minimum is then 0
     states: Sequence[tuple[str, str, str]] = ()  # value, text and colour, for ``states``
-    empty: str = NO_DATA  # what it says when there is nothing
-    leads: str = ""  # file of the dashboard with more of the same; "": that of its own one, ``NOWHERE``: none
-    columns: Sequence[tuple[str, str]] = ()  # of a table, before those of the queries: labels and their heads
+    empty: str = NO_DATA  # text if no series is found
+    leads: str = ""  # file of the dashboard it links to; "": ``Board.leads``, ``NOWHERE``: no link
+    columns: Sequence[tuple[str, str]] = ()  # of a table, before those of the queries: (label, heading)
 
     @property
     def description(self) -> str:
-        """What the (i) of the panel shows."""
+        """Text of the panel's info tooltip."""
         link = f"\n\n[Runbook {self.runbook}]({RUNBOOKS}/{self.runbook}.md)" if self.runbook else ""
         return f"{self.says}\n\nBad when {self.bad}.{link}"
 
 
 class Row(NamedTuple):
-    """A line across, and the panels below it."""
+    """A row heading and the panels below it."""
 
     title: str
     panels: Sequence[Panel]  # left to right; they wrap at the edge
@@ -222,7 +222,7 @@ def _table(panel: Panel) -> table.Panel:
 
 
 def _columns(panel: Panel) -> dict[str, str]:
-    """Columns of values by what they are called; "" is hidden."""
+    """Returns the heading of each value column; a column with "" is hidden."""
     if len(panel.queries) == 1:
         return {"Value": panel.queries[0].legend or "value"}
     return {f"Value #{chr(ord('A') + n)}": query.legend for n, query in enumerate(panel.queries)}

@@ -1,4 +1,4 @@
-"""A dashboard of the house: variables, links, annotations, rows."""
+"""Builds a Grafana dashboard from a ``Board``: variables, links, annotations, rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TAG: Final = "otel_train"
 
-# Only runs that were heard of in the time that is shown, the one that was heard of last first.
+# Runs with a heartbeat in the displayed time range, the latest heartbeat first.
 _RUNS: Final = (
     "query_result(topk(50, max by (train_run_id) (last_over_time(train_heartbeat_time_seconds[$__range]))))"
 )
@@ -36,10 +36,10 @@ ANNOTATIONS: Final = (
     ),
     ("Restarts", "orange", "restart", f"max(changes({run('train_run_restarts_total')}{_MINUTE})) > 0"),
 )  # fmt: skip
-"""(name, colour, text, PromQL) of what is marked on the graphs of one run."""
+"""Annotations on the graphs of one run: (name, colour, text, PromQL)."""
 
 SHOWN: Final = {"train_run_id": "run", "train_phase": "phase", "train_loader": "loader", "train_rank": "rank"}
-"""Labels of series, and the variable that picks by each."""
+"""Dashboard variable that filters by each series label."""
 
 _VARIABLE: Final = re.compile(r"\$\{?([a-z_]\w*)")
 
@@ -47,22 +47,22 @@ _VARIABLE: Final = re.compile(r"\$\{?([a-z_]\w*)")
 class Board(NamedTuple):
     """A dashboard."""
 
-    uid: str  # never changes; links lead there
+    uid: str  # part of the URL: a change breaks links
     title: str
-    description: str  # which question it answers
+    description: str  # the question it answers
     rows: Sequence[Row]
-    start: str = "now-1h"  # how far back it looks at first
-    leads: str = NOWHERE  # file of the dashboard that its panels lead to, unless they say another
-    annotations: Sequence[tuple[str, str, str, str]] = ANNOTATIONS  # what is marked on its graphs
+    start: str = "now-1h"  # start of the time range when it is opened
+    leads: str = NOWHERE  # file of the dashboard that panels link to, unless ``Panel.leads`` names one
+    annotations: Sequence[tuple[str, str, str, str]] = ANNOTATIONS  # (name, colour, text, PromQL)
 
     @property
     def file(self) -> str:
-        """Name of its file, without ending."""
+        """Name of the JSON file, without extension."""
         return self.uid.removeprefix("otel-train-")
 
 
 def make(board: Board, boards: Mapping[str, Board]) -> model.Dashboard:
-    """As Grafana wants it. ``boards`` are all there are, by file."""
+    """Returns the Grafana model of a dashboard. ``boards``: all dashboards by file, as targets of links."""
     made = dashboard.Dashboard(board.title).uid(board.uid).description(board.description).tags([TAG])
     made.readonly().refresh("30s").time(board.start, "now").timezone("browser")
     made.tooltip(model.DashboardCursorSync.CROSSHAIR)
@@ -91,7 +91,7 @@ def leads(board: Board, panel: Panel) -> str:
 
 
 def variables(board: Board) -> list[str]:
-    """Returns the variables that the dashboard asks by, and those that their values are asked by."""
+    """Returns the variables that the dashboard's queries use, and those that the queries for their values use."""
     texts = [expr for *_, expr in board.annotations]
     for row in board.rows:
         texts += [row.title, f"${row.repeat}" if row.repeat else ""]
@@ -107,7 +107,7 @@ def variables(board: Board) -> list[str]:
 
 
 def _link(built: Any, panel: Panel, here: Sequence[str], there: Board) -> None:
-    """Returns the link of a panel with the picked values, and that of each series or row with its labels."""
+    """Links a panel to ``there`` with the chosen variables, and each series or table row with its own labels."""
     known = [name for name in variables(there) if name in here]
     built.links([_to(there, known)])
     labels = {label for query in panel.queries for label in re.findall(r"{{(\w+)}}", query.legend)}
@@ -131,14 +131,14 @@ def _to(
 
 
 def _numbered(made: model.Dashboard) -> model.Dashboard:
-    """Numbers the panels: the same panel has the same number in every build, so that links to it hold."""
+    """Numbers the panels in order: links to a panel contain its id, which must be the same in every build."""
     for number, panel in enumerate(made.panels or [], start=1):
         panel.id_val = number
     return made
 
 
 class _Variable(NamedTuple):
-    """What the reader picks: label, the query for its values, and whether several may be picked."""
+    """A dashboard variable: label, query for its values, and whether several values may be chosen."""
 
     label: str
     query: str

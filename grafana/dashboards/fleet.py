@@ -1,4 +1,4 @@
-"""Fleet: all runs, by team. Asks only for what a run sends in every export profile."""
+"""Fleet: all runs, by team. Uses only metrics that a run sends in every export profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACTIVE_STATES: Final = "training|evaluating|checkpointing|stalled"
 """As in the recording rule ``run:train_active:bool``."""
 
 _RUN: Final = "train_run_id"
-_WHOSE: Final = "train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace"
+_INFO_LABELS: Final = "train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace"
 _INFO: Final = 'run:train_info:last1h{train_team=~"$team"}'
 _TRAIN: Final = '{train_phase="train"}'
 _FIRING: Final = 'ALERTS{alertstate="firing",train_run_id!=""}'
@@ -21,14 +21,14 @@ _ENDED: Final = "last_over_time(run:train_active:bool[1h]) == 0"
 
 
 def _most(status: str) -> str:
-    """Returns the state that most ranks are in."""
+    """Returns the state that most ranks of each run are in."""
     return f"topk by ({_RUN}) (1, count by ({_RUN}, train_run_state) ({status} == 1))"
 
 
 _LIVE: Final = _most('train_run_status{train_run_state!~"finished|failed|interrupted|terminated"}')
 _LEFT: Final = _most(f'last_over_time(train_run_status{{train_run_state!~"{ACTIVE_STATES}"}}[1h])')
-# A run that owes progress and is not heard of is silent, unless what was heard of last had ended. Of ranks that are gone, killed
-# or on another host by now, only the end counts.
+# A run is "silent" if it was active within the hour, has no heartbeat now, and was still active when last recorded. Ranks without
+# current samples (ended, killed, moved to another host) count only with a state that is not active, such as an end state.
 _STATE: Final = (
     f'(label_replace(group by ({_RUN}) (last_over_time(train_run_status{{train_run_state=~"{ACTIVE_STATES}"}}[1h]) == 1)'
     f' unless on ({_RUN}) train_heartbeat_time_seconds unless on ({_RUN}) {_ENDED}, "train_run_state", "silent", "", "")'
@@ -36,13 +36,13 @@ _STATE: Final = (
 )
 
 
-def _theirs(expr: str) -> str:
-    """Limits a query to the runs of the team that was picked."""
+def _of_team(expr: str) -> str:
+    """Limits a query to the runs of the chosen team."""
     return f"{expr} and on ({_RUN}) {_INFO}"
 
 
 def _by_run(series: str) -> str:
-    return _theirs(f"max by ({_RUN}) ({series})")
+    return _of_team(f"max by ({_RUN}) ({series})")
 
 
 NOW: Final = Row(
@@ -52,7 +52,7 @@ NOW: Final = Row(
             "Runs that owe progress", "stat", "short",
             "Runs that train, evaluate, save or stand still.",
             "it is lower than what was started",
-            [Query(f"count({_theirs('run:train_active:bool == 1')}) or vector(0)")],
+            [Query(f"count({_of_team('run:train_active:bool == 1')}) or vector(0)")],
             6, 4, first=BLUE, leads=NOWHERE,
         ),
         Panel(
@@ -66,14 +66,14 @@ NOW: Final = Row(
             "Runs with alerts", "stat", "short",
             "Runs on which any alert fires.",
             "it is not 0; the table says which",
-            [Query(f"count({_theirs(f'count by ({_RUN}) ({_FIRING})')}) or vector(0)")],
+            [Query(f"count({_of_team(f'count by ({_RUN}) ({_FIRING})')}) or vector(0)")],
             6, 4, ((1, RED),), leads=NOWHERE,
         ),
         Panel(
             "Goodput of the fleet, 1 h", "stat", "percentunit",
             "Mean over the runs of the share of the last hour that was productive.",
             "it is below 0.9 for long",
-            [Query(f"avg({_theirs('run:train_goodput:ratio1h')})")],
+            [Query(f"avg({_of_team('run:train_goodput:ratio1h')})")],
             6, 4, ((0.7, ORANGE), (0.9, "green")), first=RED, leads=NOWHERE,
         ),
         Panel(
@@ -81,7 +81,7 @@ NOW: Final = Row(
             "Every run that was heard of within the hour. Its id leads to the run.",
             "a state is failed, stalled or silent, or alerts fire",
             [
-                Query(f"{_STATE} * on ({_RUN}) group_left ({_WHOSE}) {_INFO}", instant=True),
+                Query(f"{_STATE} * on ({_RUN}) group_left ({_INFO_LABELS}) {_INFO}", instant=True),
                 Query(_by_run("train_world_size"), "ranks", instant=True),
                 Query(_by_run("train_step_index"), "step", instant=True),
                 Query(_by_run(f"run:train_steps:rate5m{_TRAIN}"), "steps/s", instant=True),
@@ -89,7 +89,7 @@ NOW: Final = Row(
                 Query(_by_run(f"run:train_tokens:rate5m{_TRAIN}"), "tokens/s", instant=True),
                 Query(_by_run("run:train_goodput:ratio1h"), "goodput, 1 h", instant=True, unit="percentunit"),
                 Query(_by_run("run:train_mfu:ratio5m"), "MFU", instant=True, unit="percentunit"),
-                Query(_theirs(f"count by ({_RUN}) ({_FIRING})"), "alerts", instant=True),
+                Query(_of_team(f"count by ({_RUN}) ({_FIRING})"), "alerts", instant=True),
             ],
             24, 12, empty="no run was heard of",
             states=(

@@ -14,7 +14,7 @@ _SERIES: Final = '{__name__=~"train_.+",train_run_id="$run"}'
 
 
 def _otelcol(name: str, by: str) -> str:
-    """Returns a counter of the Collector: it has a ``_total`` or none, depending on how it is read."""
+    """Returns the rate of a Collector counter. How its metrics are read decides whether the name ends in ``_total``."""
     return " or ".join(f"sum by ({by}) (rate(otelcol_{name}{total}{RATE}))" for total in ("", "_total"))
 
 

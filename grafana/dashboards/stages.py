@@ -18,7 +18,7 @@ _BEGIN: Final = "train_loader_start_duration_seconds"
 
 
 def _by(labels: str, metric: str) -> str:
-    """Returns how fast a counter or a histogram grew over an hour."""
+    """Returns the rate of a counter or a histogram over an hour."""
     return f"sum by ({labels}) (rate({run(metric, _HERE)}[1h]))"
 
 
@@ -26,14 +26,14 @@ _FIRST_BATCH: Final = (
     f"{_by('train_loader', f'{_BEGIN}_sum')} / ({_by('train_loader', f'{_BEGIN}_count')} > 0)"
     f" or histogram_avg({_by('train_loader', _BEGIN)})"
 )
-"""The mean, however the histogram is kept."""
+"""Mean time to the first batch, from a classic or a native histogram."""
 
 _RANKS: Final = "train_loader, train_rank"
 _PASS: Final = (
     f"{_by('train_loader', 'train_batch_time_seconds_total')} / (max by (train_loader) ("
     f"{_by(_RANKS, f'{_BEGIN}_count')} or histogram_count({_by(_RANKS, _BEGIN)})) > 0)"
 )
-"""The time of the batches of rank 0 over the passes that began: all ranks begin the same."""
+"""Mean time of a pass: batch time, which rank 0 alone exports, over the passes of one rank; all ranks begin the same ones."""
 
 
 LOADER: Final = Row(
