@@ -61,12 +61,12 @@ def groups(*names: str) -> list[dict[str, Any]]:
 
 
 def rules(*names: str) -> dict[str, dict[str, Any]]:
-    """Rules of these files by the name of their record or alert."""
+    """Returns the rules of these files by the name of their record or alert."""
     return {rule.get("record") or rule["alert"]: rule for group in groups(*names) for rule in group["rules"]}
 
 
 def condition(rule: dict[str, Any]) -> str:
-    """Returns the expression of an alert as it stands before the labels of the run are added."""
+    """Returns the expression of an alert without the multiplication that adds the labels of the run."""
     expr: str = rule["expr"]
     first, labelled, _ = expr.partition("\n)\n* on (train_run_id) group_left (train_run_name,")
     return textwrap.dedent(first.removeprefix("(\n")) if labelled else expr.strip()
@@ -92,8 +92,8 @@ def _reference() -> str:
         for rule in group["rules"]:
             held = f"{rule['labels']['severity']}, held {rule['for']}"
             held += f", kept {rule['keep_firing_for']}" if "keep_firing_for" in rule else ""
-            name, said = rule["alert"], rule["annotations"]["description"]
-            lines += ["", f"**[{name}](../runbooks/{name}.md)** ({held}). {said}"]
+            name, description = rule["alert"], rule["annotations"]["description"]
+            lines += ["", f"**[{name}](../runbooks/{name}.md)** ({held}). {description}"]
             lines += ["", "```promql", condition(rule), "```"]
     lines.append(RECORDING_HEAD)
     for name, rule in rules("histograms-native", "recording").items():

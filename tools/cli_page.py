@@ -76,7 +76,7 @@ def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """Returns the parser of a command; of all of them for an empty name."""
+    """Returns the parser of a command, or the main parser for an empty name."""
     parser, _ = main.parser_of(command)
     (subparsers,) = (action.choices for action in actions_of(parser) if isinstance(action.choices, dict))
     chosen: argparse.ArgumentParser = subparsers[command] if command else parser
@@ -84,7 +84,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def page() -> str:
-    """Returns the page as it should read."""
+    """Returns the text of the page."""
     text = HEAD
     for name, does in main.COMMANDS.items():
         text += f"| `otel-train {name}` | {does}: [{Path(PAGES[name]).stem}](../{PAGES[name]}) |\n"
@@ -98,7 +98,7 @@ def page() -> str:
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
-    """Returns command, option and meaning, also of the commands below it; no former options."""
+    """Returns (command, option, help text) of a parser and its subcommands, without options that ``--help`` hides."""
     command = parser.prog.removeprefix("otel-train ")
     for action in actions_of(parser):
         if isinstance(action.choices, dict):

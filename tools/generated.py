@@ -1,4 +1,4 @@
-"""The command line of a script that writes files from the code."""
+"""Command line of the scripts that generate files from the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def write_or_check(files: Mapping[Path, str], *, says: str | None) -> int:
-    """Writes the files, or says which are stale: the exit code is 1 then. ``says`` is what the script does, for ``--help``."""
+    """Writes stale files, or lists them with ``--check``, and returns the exit code. ``says``: the text of ``--help``."""
     parser = argparse.ArgumentParser(description=says, formatter_class=argparse.RawDescriptionHelpFormatter)
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--write", action="store_true", help="write the files")

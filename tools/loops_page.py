@@ -97,15 +97,17 @@ SECTIONS = {
 }
 ABSENT = "absent"
 ALWAYS = ("steps", "evals", "batches")
-"""Values that every run has."""
+"""Counts that every run exports: a missing value is 0, not absent."""
 
 
 def difference(program: dict[str, Any], seen: dict[str, Any] | None) -> str:
     """Returns ``same``, or the values that differ from the program's own; empty if they were not compared."""
     if not seen:
         return ""
-    odd = [name for name in COUNTS if (seen[name] or 0) != program[name]]
-    return ", ".join(f"{name} {seen[name] or (0 if name in ALWAYS else ABSENT)}" for name in odd) or "same"
+    differing = [name for name in COUNTS if (seen[name] or 0) != program[name]]
+    return (
+        ", ".join(f"{name} {seen[name] or (0 if name in ALWAYS else ABSENT)}" for name in differing) or "same"
+    )
 
 
 def line(row: dict[str, Any]) -> str:
@@ -123,13 +125,13 @@ def line(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Returns some rows under their heads."""
+    """Returns the rows as a Markdown table."""
     heads = ("Shape", *COUNTS, "in code", "zero code", "times")
     return f"\n| {' | '.join(heads)} |\n| {' | '.join(['---'] * len(heads))} |\n" + "".join(map(line, rows))
 
 
 def page() -> str:
-    """Returns the page as it should read."""
+    """Returns the text of the page."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     every = [row for rows in results.values() for row in rows.values()]
     same = sum(difference(row["program"], row.get("in_code")) == "same" for row in every)

@@ -33,10 +33,10 @@ GRID_UNIT_PX, HEADER_PX = 38, 150
 """Height of a row of Grafana's grid with its gap, and of what can be above the first row."""
 
 REPEATS = 3
-"""A repeated row has a copy per loader; this height is enough for them."""
+"""Copies of a repeated row (one per loader) that the first window height has room for."""
 
 QUERY_TIME_S = 15
-"""From the first title on the page until every query of a dashboard has its answer."""
+"""Wait after the first panel title appears, until all queries of a dashboard are answered."""
 
 OTEL_TRAIN = [sys.executable, "-m", "otel_train"]
 BOTTOM = "Math.max(0, ...[...document.querySelectorAll('.react-grid-item')].map(e => e.getBoundingClientRect().bottom))"
@@ -73,8 +73,8 @@ def main() -> None:
 def require_docker() -> None:
     """Exits with a message unless Docker, its Compose plugin and its daemon answer."""
     try:
-        asked = subprocess.run(["docker", "compose", "ls"], capture_output=True, text=True, check=False)
-        error = asked.stderr.strip().partition("\n")[0] if asked.returncode else ""
+        result = subprocess.run(["docker", "compose", "ls"], capture_output=True, text=True, check=False)
+        error = result.stderr.strip().partition("\n")[0] if result.returncode else ""
     except OSError as fault:
         error = str(fault)
     if error:
@@ -86,7 +86,7 @@ def require_docker() -> None:
 
 @contextmanager
 def running_stack(environ: Mapping[str, str]) -> Iterator[None]:
-    """Runs the shipped stack, from ready to removed."""
+    """Starts the shipped stack, and removes it with its volumes at the end."""
     try:
         if subprocess.run([*OTEL_TRAIN, "stack", "up"], cwd=ROOT, env=environ, check=False).returncode:
             sys.exit("screenshots: the stack did not start; the reason is above")
@@ -97,7 +97,7 @@ def running_stack(environ: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def training(minutes: float, folder: Path, environ: Mapping[str, str]) -> Iterator[None]:
-    """Runs the demo until it has trained for so long; it still trains inside the block."""
+    """Runs the demo; enters the block after ``minutes`` of training, which continues inside it."""
     command = [*OTEL_TRAIN, "demo", "--minutes", str(minutes + 30), "--run-dir", str(folder / "runs")]
     settings = {"OTEL_TRAIN_RUN_ID": RUN_ID, "OTEL_TRAIN_PROFILER_EVERY": "minutes=1"}
     process = subprocess.Popen(command, cwd=ROOT, env={**environ, **settings})

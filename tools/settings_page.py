@@ -130,13 +130,13 @@ def meanings() -> Mapping[str, str]:
 
 
 def unread() -> set[str]:
-    """Settings that no module reads and no tracker declares."""
+    """Returns the settings that no module reads and no tracker declares."""
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "otel_train").rglob("*.py"))
     return {name for name in settings.DEFAULTS if not re.search(rf"\.{name}\b|setting=.{name}\b", source)}
 
 
 def page() -> str:
-    """Returns the page as it should read."""
+    """Returns the text of the page."""
     texts, idle = meanings(), unread()
     rows = [
         f"| {' | '.join(f'`{spelling}`' for spelling in spellings(name, default))} | "
@@ -148,7 +148,7 @@ def page() -> str:
 
 def spellings(name: str, default: object) -> tuple[str, str, str, str]:
     """Returns a setting with its default in code, as a variable, in YAML, in TOML."""
-    written = json.dumps(default)  # what JSON holds, YAML and TOML read the same
+    written = json.dumps(default)  # YAML and TOML read these JSON values in the same way
     return (
         f"{name}={default!r}",
         f"{PREFIX}{name.upper()}={text_of(default)}",

@@ -33,7 +33,7 @@ WORDS = re.compile(r"\S+(?: \S+)*")
 def spans(line: str) -> Iterator[tuple[int, str, frozenset[str]]]:
     """Returns (column, text, ANSI codes in force) of each stretch of a line. Every character is one column wide.
 
-    A stretch has no two spaces in a row: SVG would make one of them, and the columns would not line up.
+    A stretch has no two consecutive spaces: SVG collapses them, and the columns would not line up.
     """
     column, codes = 0, frozenset[str]()
     pieces = ESCAPE.split(line)
@@ -46,7 +46,7 @@ def spans(line: str) -> Iterator[tuple[int, str, frozenset[str]]]:
 
 
 def tspan(column: int, text: str, codes: frozenset[str]) -> str:
-    """Returns one stretch of text, held to its columns whatever font the reader has."""
+    """Returns a stretch of text as ``tspan``; ``textLength`` fixes its width in columns for any font."""
     ink = next((INK[code] for code in sorted(codes) if code in INK), "")
     style = f' fill="{ink}"' if ink else ""
     style += ' font-weight="bold"' if "1" in codes else ""
