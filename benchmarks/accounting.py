@@ -1,4 +1,4 @@
-"""What the accounting takes of a processor per edge."""
+"""Processor time of the accounting per edge."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SYNTHETIC_US = {SourceKind.FORWARD: 100, SourceKind.BACKWARD: 200}
 
 
 class Edges:
-    """Edges of one thread on synthetic time; every loop over a loader has an iterator of its own number."""
+    """Edges of one thread on a synthetic clock; every pass over a loader has its own iterator number."""
 
     def __init__(self) -> None:
         self.sources: list[Instrumented] = []
@@ -52,7 +52,7 @@ class Edges:
         return self.sources.index(source)
 
     def edge(self, op: Op, source: int, flags: int = 0, *, payload: int = 0, after_us: int = 5) -> None:
-        """Writes one edge; the next comes ``after_us`` later, more or less."""
+        """Writes one edge, then advances the clock by ``after_us`` plus up to 1 µs."""
         self.times.append(self._now_ns)
         self.codes.append(code(op, source, flags, payload))
         self._now_ns += after_us * 1000 + self._random.randrange(1000)
@@ -72,7 +72,7 @@ class Edges:
         return self._passes
 
     def ask(self, loader: str, number: int) -> None:
-        """Writes the fetch of a batch of 16."""
+        """Writes the fetch of a batch of 16 samples; an end stores the number of samples plus 1."""
         source = self.source(SourceKind.DATA, loader)
         self.edge(Op.BEGIN, source, payload=number, after_us=50)
         self.edge(Op.END, source, payload=17)
@@ -85,7 +85,7 @@ class Edges:
         self.edge(Op.PASS_END, source, payload=number)
 
     def train(self) -> None:
-        """Writes everything of a step but the batch: four stages."""
+        """Writes the four stages of a step that follow the fetch."""
         self.run(SourceKind.FORWARD, "model", _TRAINING)
         self.run(SourceKind.BACKWARD, "backward")
         self.run(SourceKind.STAGE, "clip")
@@ -112,7 +112,7 @@ def ordinary(steps: int) -> Edges:
 
 
 def mixed(steps: int) -> Edges:
-    """Writes steps of which a third fetches a batch ahead and a third zips two loaders; all are evaluated in between."""
+    """Writes steps of which a third fetches a batch ahead and a third zips two loaders, with evaluations in between."""
     edges = Edges()
     number, ahead, other = (edges.begin_pass(name) for name in ("train", "train", "labels"))
     for step in range(steps):
@@ -129,7 +129,7 @@ def mixed(steps: int) -> Edges:
 
 
 def run(plan: Plan) -> list[Row]:
-    """Measures both programs, and computes the load of a host from them."""
+    """Measures ordinary and mixed training, and computes the load of a node from the former."""
     times = plan.times(15, 3)
     plain, mix = (
         tuple(_us_per_edge(edges) for _ in range(times)) for edges in (ordinary(STEPS), mixed(STEPS))

@@ -1,4 +1,4 @@
-"""What captures cost training: while there is none, and while one runs."""
+"""Cost of profiler captures for the training thread: while none runs, and while one does."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Load(NamedTuple):
     """What a step is made of, and what a capture of it records.
 
     Attributes:
-        key: in the results.
-        what: for people.
-        step_ms: how long it is.
-        side: of the matrices whose products fill it.
-        budget: slower by at most so many percent while a capture runs; None for no limit.
-        stacks: where operations are called is recorded, too.
+        key: part of the names of its rows.
+        what: description in the table.
+        step_ms: duration of a bare step.
+        side: side of the matrices whose products pad it.
+        budget: most additional wall time while a capture runs, in percent; None for no limit.
+        stacks: whether the profiler records call stacks (``with_stack``).
     """
 
     key: str
@@ -99,9 +99,9 @@ def _active(plan: Plan, load: Load) -> list[Row]:
 
 def rows_of(load: Load, products: int, found: dict[str, list[Cost]]) -> list[Row]:
     """Returns rows of wall time, which has the budget, and of processor time, which other programs disturb less and which shows the cause."""
-    alone, theirs, ours = ([cost.cpu for cost in found[name]] for name in ("alone", "torch", "ours"))
+    alone, torch_only, ours = ([cost.cpu for cost in found[name]] for name in ("alone", "torch", "ours"))
     wall = percent_more([cost.wall for cost in found["ours"]], [cost.wall for cost in found["alone"]])
-    each_us = (spread_of(theirs).median - spread_of(alone).median) / products / 1e3
+    each_us = (spread_of(torch_only).median - spread_of(alone).median) / products / 1e3
     name = f"capture.active.{load.key}"
     return [
         Row(
@@ -126,19 +126,19 @@ def rows_of(load: Load, products: int, found: dict[str, list[Cost]]) -> list[Row
             name=f"{name}.torch",
             what="the same with torch.profiler alone",
             unit="%",
-            values=tuple(percent_more(theirs, alone)),
+            values=tuple(percent_more(torch_only, alone)),
         ),
         Row(
             name=f"{name}.own",
             what="what of it is ours: a capture against torch.profiler alone",
             unit="%",
-            values=tuple(percent_more(ours, theirs)),
+            values=tuple(percent_more(ours, torch_only)),
         ),
     ]
 
 
 class Cost(NamedTuple):
-    """What a step took, in ns: by the wall's clock, and of the processor by its thread."""
+    """Mean duration of a step in ns: wall time, and processor time of its thread."""
 
     wall: float
     cpu: float
@@ -165,7 +165,7 @@ def _profiling() -> bool:
 
 
 def _captured(session: Session, loop: Loop, steps: int, *, stacks: bool) -> Cost:
-    """Steps inside a capture, which is over afterwards."""
+    """Measures steps inside a capture, then trains until the capture has ended."""
     refusal = session.capture(steps=steps + 4, with_stack=stacks)
     if refusal:
         raise RuntimeError(refusal)
@@ -179,7 +179,7 @@ def _captured(session: Session, loop: Loop, steps: int, *, stacks: bool) -> Cost
 
 
 def _await_record(session: Session, loop: Loop, captures: int) -> None:
-    """Waits until so many captures are written and analysed: that happens beside training, and must not lie in a measured block."""
+    """Trains until all captures are analysed, at most ``WRITER_S``: the thread that writes them must not run in a measured block."""
     deadline = time.monotonic() + WRITER_S
     while (_finished(session) < captures or _writing()) and time.monotonic() < deadline:
         loop.run(1)

@@ -16,18 +16,18 @@ from benchmarks.spread import slope
 
 EXIT_STEPS = 300
 EXIT_AFTER_S = 3.0
-"""A run that is shorter waits for its agent to start: half a second of another core."""
+"""Training before the exit: a shorter run waits at its end until the agent has started (half a second of another core)."""
 NODE_S = 40.0
-"""Two exports of every rank, and the others' imports of torch before them."""
+"""Training of each rank: two exports, after all other ranks have imported torch."""
 
 NODE_FROM_S = 15.0
-"""When every rank of the node trains."""
+"""Time after which every rank of the node trains; the measurement begins here."""
 
 STEPS_PER_S = 100
-"""Of every rank of the node."""
+"""Rate of every rank of the node."""
 
 SAMPLES = 200
-"""Looks at the memory, spread evenly over the steps."""
+"""Samples of resident memory, spread evenly over the steps."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIB = 1 << 20
@@ -48,7 +48,7 @@ def _instrument(loop: Loop, folder: str, **settings: Any) -> None:
 
 
 def end(folder: str) -> dict[str, float]:
-    """Trains a little; returns the instant of the last step. What comes after it is the exit."""
+    """Trains for ``EXIT_AFTER_S`` seconds; returns the time of the last step, from which the exit is measured."""
     loop = Loop()
     if folder:
         _instrument(loop, folder)
@@ -76,10 +76,10 @@ def remember(folder: str, steps: int, export_interval_s: float) -> dict[str, flo
 
 
 def share_an_agent(folder: str) -> dict[str, float]:
-    """Trains as one of several ranks of a node, and looks at the agent that they share.
+    """Trains as one of several ranks of a node, and measures the agent that they share.
 
     Returns:
-        Its process, the memory that no other process has, MiB, and its processor time of a core, %, once all ranks train.
+        Its process id, its proportional set size (PSS) in MiB, and its share of a core in %, once all ranks train.
     """
     import otel_train
 
@@ -93,7 +93,7 @@ def share_an_agent(folder: str) -> dict[str, float]:
     process = psutil.Process(agent)
     looked_s, spent_s = time.monotonic(), _processor_s(process)
     _train_evenly(loop, NODE_S - NODE_FROM_S, looked_s)
-    # By the time that the steps take at the rate: ranks that fall behind for want of processors make no agent cheap.
+    # Over the nominal time of the steps: ranks that fall behind for lack of processors must not make the agent look cheap.
     percent = 100 * (_processor_s(process) - spent_s) / (NODE_S - NODE_FROM_S)
     for line in Path(f"/proc/{agent}/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith("Pss:"):
@@ -116,7 +116,7 @@ def _resident_mib() -> float:
 
 
 def main() -> None:
-    """Runs one and prints its numbers as JSON."""
+    """Runs one measurement and prints its numbers as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("end", "remember", "node"))
     parser.add_argument("--folder", default="", help="watch, with the run directory in here; else bare")

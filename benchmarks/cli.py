@@ -1,4 +1,4 @@
-"""The command: measure, judge, write down."""
+"""Command line of the benchmarks: measures, compares with budgets, writes the results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BENCHES = (
     Bench("idle", idle.WHAT, idle.run),
 )
 ON_CUDA = ("step",)
-"""What is measured with ``--device cuda``; the rest does not depend on the device."""
+"""Benchmarks of ``--device cuda``; the others do not depend on the device."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +90,7 @@ def _rows_of(bench: Bench, plan: Plan) -> list[Row]:
 
 
 def _write(options: argparse.Namespace, machine: Machine, rows: list[Row]) -> None:
-    """Results as JSON, and the page if everything was measured in full."""
+    """Writes the results as JSON, and the page if everything was measured in full."""
     complete = not (options.quick or options.only or options.no_write)
     path = options.json
     if path is None and complete:

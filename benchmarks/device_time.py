@@ -31,7 +31,7 @@ BUDGET_US = 30.0
 
 
 def run() -> list[Row]:
-    """Edges of four stages bare and with events, on an idle device and on one that is busy; then the parts."""
+    """Measures four stages per step without and with CUDA events, on an idle and a busy device, then each driver call."""
     driver = cuda_driver(os.environ, NVIDIA_FILES)
     if driver is None or not torch.cuda.is_available():
         return [Row(name="device", what="device time", unit="µs", reason="no CUDA device")]
@@ -49,7 +49,7 @@ def run() -> list[Row]:
 
 
 def _steps(mode: str, driver: Any, work: Callable[[], Any]) -> tuple[list[float], list[float]]:
-    """Microseconds per step, of each round, and per edge read back."""
+    """Returns microseconds per step and microseconds per edge read back, one of each per round."""
     recorder = Recorder(FlightMemory(1 << 16, Anchor.now()), clock=system_clock)
     timer = DeviceTimer(recorder, driver, mode=mode, clock=system_clock)
     timer.poll()
@@ -104,7 +104,7 @@ def _parts(driver: Any) -> list[Row]:
 
 
 def main() -> None:
-    """Measures, prints, and stores the rows beside the other results."""
+    """Measures and prints the rows; ``--json`` stores them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args()

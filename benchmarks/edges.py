@@ -1,4 +1,4 @@
-"""Steps as a training thread would write them, without the training."""
+"""Synthetic steps: the edges that a training thread writes, without the training."""
 
 from __future__ import annotations
 

@@ -97,17 +97,17 @@ def run_instrument(plan: Plan) -> list[Row]:
 def _begin(plan: Plan) -> tuple[float, float]:
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-    # Not in this checkout: settings are looked for in its pyproject.toml, which speaks of otel_train.
+    # Outside the checkout, where instrument() would parse pyproject.toml for settings because it contains "otel_train".
     with tempfile.TemporaryDirectory(dir=plan.folder) as runs:
-        said = subprocess.check_output(
+        output = subprocess.check_output(
             [sys.executable, "-c", _BEGIN, runs], text=True, env=environment, cwd=runs
         )
-    first, second = json.loads(said)
+    first, second = json.loads(output)
     return first, second
 
 
 def _python(code: str) -> float:
-    """Milliseconds from start to end of an interpreter that runs ``code``."""
+    """Returns the milliseconds from start to end of an interpreter that runs ``code``."""
     begun = time.perf_counter_ns()
     subprocess.run([sys.executable, "-c", code], check=True)
     return (time.perf_counter_ns() - begun) / 1e6

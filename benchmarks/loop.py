@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 _MOST_WARM_UP = 100
 _PRODUCTS = 50
-"""Matrix products timed at once, to know what one takes."""
+"""Matrix products in one timing, from which the time of one is computed."""
 
 
 SMALL, LARGE, _DEVICE_SIDE = 64, 384, 2048
-"""Sides of a matrix whose product takes a processor some microseconds, or most of a millisecond, or a device as long."""
+"""Sides of the padding matrices. Time of a product: some microseconds; most of a millisecond; as long on a CUDA device."""
 _BATCH, _FEATURES, _CLASSES = 16, 32, 10
 
 
 def warm_up_of(steps: int) -> int:
-    """Steps before the first one that counts, in every block: iterators, caches and lazy code warm up."""
+    """Returns the number of warm-up steps of a block, which fill caches and run lazy initialisation."""
     return max(2, min(_MOST_WARM_UP, steps // 10))
 
 
 class SameBatch(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """One batch, again and again: its cost is the DataLoader's own."""
+    """A dataset that returns one stored batch, so that fetching costs only the DataLoader itself."""
 
     def __init__(self, device: str) -> None:
         samples = torch.randn(_BATCH, _FEATURES, device=device)
@@ -46,7 +46,7 @@ class Busy(nn.Module):
     """Keeps the thread, or the device, at work: ``repeats`` products of two square matrices.
 
     Args:
-        device: where.
+        device: of the matrices.
         side: of a matrix.
     """
 
@@ -56,7 +56,7 @@ class Busy(nn.Module):
         self._matrices = [torch.randn(side, side, device=device) for _ in range(3)]
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
-        """Returns ``samples``, later."""
+        """Returns ``samples`` after the products."""
         left, right, out = self._matrices
         with torch.no_grad():
             for _ in range(self.repeats):
@@ -73,7 +73,7 @@ class Loop:
         side: of the matrices it is padded with: the larger, the fewer operations a step has.
 
     Attributes:
-        observe: where set, the loop times its four stages itself, and gives each of these the seconds of one.
+        observe: if set, the loop times its four stages itself and calls one of these with the seconds of each.
     """
 
     def __init__(self, *, step_ms: float = 0.0, device: str = "cpu", side: int = SMALL) -> None:
@@ -94,8 +94,8 @@ class Loop:
         """Trains ``warm_up`` steps that do not count, then ``steps`` that do.
 
         Returns:
-            Durations of the steps that count, int64[steps], ns. On a device the first waits for what was queued
-            before, and the last for its own queue.
+            Durations of the steps that count, int64[steps], ns. On CUDA the device is synchronised after
+            the warm-up and at the end of the last step.
         """
         now = time.perf_counter_ns
         ends = [0] * (1 + warm_up + steps)
@@ -127,7 +127,7 @@ class Loop:
             yield time.thread_time_ns() - begun[0], time.perf_counter_ns() - begun[1]
 
     def _run_observed(self, ends: list[int]) -> None:
-        """Trains the same steps, with a histogram per stage added to the loop."""
+        """Trains the same steps, and passes the seconds of each stage to ``observe``."""
         data, forward, backward, optimizer = self.observe
         now = time.perf_counter
         batches = self._batches(len(ends) - 1)
@@ -171,7 +171,7 @@ class Loop:
         return self._busy.repeats
 
     def bare_ns(self) -> float:
-        """Returns the median duration of some bare steps, ns; on a device the mean, for there a step ends when it is queued."""
+        """Returns the median duration of some bare steps, ns; on CUDA the mean, because there a step ends when it is queued."""
         steps = self.run(50, warm_up=5)
         return float(steps.mean() if self.device == "cuda" else np.median(steps))
 

@@ -1,4 +1,4 @@
-"""The machine a value belongs to, without saying whose it is."""
+"""Description of the machine of a measurement, without host or user name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 _BUSY_LOAD = 1.0
-"""Above it a core was taken, and the export loop and the loop shared the other one (two-core machine)."""
+"""1-minute load above which values are not quoted: on two cores a program had one, and loop and export loop shared the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Machine:
         python: version.
         torch: version, or "" without it.
         device: name of the accelerator, or "" where none was used.
-        load_1min: runnable processes before the start; a busy machine measures itself.
+        load_1min: 1-minute load average before the start.
     """
 
     date: str
@@ -55,7 +55,7 @@ class Machine:
 
     @property
     def busy(self) -> bool:
-        """Whether other programs were running: then what is measured is mostly them."""
+        """Whether other programs were running, which then dominate the values."""
         return self.load_1min > _BUSY_LOAD
 
     def as_json(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""How much is measured in one go."""
+"""Options of an invocation, and the description of a benchmark."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Plan:
     device: str = "cpu"
 
     def times(self, full: int, quick: int) -> int:
-        """Repetitions."""
+        """Returns the number of repetitions."""
         return quick if self.quick else full
 
 
 class Bench(NamedTuple):
-    """One thing that is measured.
+    """A benchmark.
 
     Attributes:
         name: for ``--only``.
@@ -47,5 +47,5 @@ class Bench(NamedTuple):
 
 
 def say(text: str) -> None:
-    """Prints the progress for the person waiting."""
+    """Prints progress to standard error."""
     print(text, file=sys.stderr, flush=True)

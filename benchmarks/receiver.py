@@ -19,7 +19,7 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
-    """Takes everything, keeps nothing."""
+    """Accepts every request and discards it."""
 
     protocol_version = "HTTP/1.1"
 
@@ -54,7 +54,7 @@ def _swallow() -> int:
 
 
 def serve(mode: str) -> None:
-    """Prints the port, then serves until standard input ends: with the parent, at the latest."""
+    """Prints the port, then serves until standard input closes, at the latest when the parent ends."""
     print({"answer": _answer, "swallow": _swallow}[mode](), flush=True)
     sys.stdin.read()
 

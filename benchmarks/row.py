@@ -1,4 +1,4 @@
-"""One line of the table: what was measured, what it may be, what follows."""
+"""A row of the results table: measured values, budget, status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row:
 
     Attributes:
         name: stable key in the results, dotted.
-        what: what was measured, for people.
+        what: what was measured, as the table shows it.
         unit: of the values and the budget.
         values: one per pair or repetition; empty when it could not be measured.
         budget: the median may be at most this; None when the value only explains another.
@@ -78,5 +78,5 @@ class Row:
 
 
 def failed(rows: list[Row]) -> bool:
-    """Returns whether a budget is missed, or something was not measured: no value is no proof."""
+    """Returns whether a budget is missed, or something was not measured."""
     return any(row.status in (Status.MISSED, Status.NOT_MEASURED) for row in rows)

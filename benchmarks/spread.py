@@ -1,4 +1,4 @@
-"""Numbers that stand for many: medians, quartiles, trends."""
+"""Statistics of repeated measurements: quartiles, differences, trends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Spread(NamedTuple):
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Quartiles of ``values``, interpolated linearly.
+    """Returns the quartiles of ``values``, interpolated linearly.
 
     Raises:
         ValueError: there are none.
@@ -45,7 +45,7 @@ def fastest_mean(durations: np.ndarray, share: float = 0.05) -> float:
 
 
 def differences(more: Sequence[float], less: Sequence[float]) -> list[float]:
-    """Returns, pair by pair, what ``more`` has over ``less``."""
+    """Returns ``more`` minus ``less``, pair by pair."""
     return [a - b for a, b in zip(more, less, strict=True)]
 
 

@@ -39,7 +39,7 @@ _STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
     "mean": lambda steps: float(np.mean(steps)) / 1e3,
     "fastest 5 %": lambda steps: fastest_mean(steps) / 1e3,
 }
-"""Microseconds of a typical step: undisturbed or not, with or without the export loop's share."""
+"""Statistics of a block, in microseconds per step. Only the mean includes all of the export loop's share and of disturbances."""
 
 Blocks = dict[str, list[np.ndarray]]
 
@@ -71,7 +71,7 @@ def _on_cpu(plan: Plan) -> list[Row]:
 def _variant_rows(
     blocks: Blocks, variant: str, *, name: str, what: str, budgets: dict[str, float] | None = None
 ) -> list[Row]:
-    """Returns what one variant takes more than the bare loop."""
+    """Returns the additional time per step of one variant over the bare loop."""
     rows = []
     for label in BUDGETS_US:
         value = _STATISTICS[label]
@@ -86,7 +86,7 @@ def _variant_rows(
 def _against_client(blocks: Blocks) -> list[Row]:
     rows = []
     for label in BUDGETS_US:
-        ours, theirs = (
+        instrumented, client = (
             [_STATISTICS[label](steps) for steps in blocks[variant]]
             for variant in ("instrumented", "prometheus-client")
         )
@@ -95,7 +95,7 @@ def _against_client(blocks: Blocks) -> list[Row]:
                 name=f"step.less.{label}",
                 what=f"instrumented over prometheus-client in the loop, {label}",
                 unit="µs",
-                values=tuple(differences(ours, theirs)),
+                values=tuple(differences(instrumented, client)),
                 budget=0.0,
             )
         )
@@ -124,7 +124,7 @@ def _measure(
     steps = loop.steps_in(block_s)
     with receiving():
         instrumented = Instrumented(plan.folder)
-        with instrumented(loop):  # what is done once per process is no step's cost
+        with instrumented(loop):  # work done once per process is not a cost per step
             loop.run(steps)
 
         @contextlib.contextmanager
@@ -205,7 +205,7 @@ def _on_cuda(plan: Plan) -> list[Row]:
                 reason=reason,
             ),
         ]
-    # Launches of a tiny model are all host time: there the hooks show undiluted.
+    # A tiny model takes only host time (kernel launches), so device time does not hide the cost of the hooks.
     small = _measure(plan, Loop(device="cuda"), block_s=BLOCK_S, rounds=plan.times(12, 3))
     rows = _cost_rows(small, "cuda.step", budgets=GPU_BUDGETS_US)
     large = _measure(plan, Loop(step_ms=GPU_STEP_MS, device="cuda"), block_s=2.0, rounds=plan.times(12, 3))

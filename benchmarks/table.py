@@ -1,4 +1,4 @@
-"""The table: for a terminal, for the reference page."""
+"""Formats the results table for a terminal and for the reference page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Each value is a difference or a ratio against the bare loop, paired with it and 
 
 Written manually, from the table above.
 """
-"""A new page. Only what lies between the marks is ever written again."""
+"""Text of a new page. Later runs replace only the part between the marks."""
 
 
 def begin_mark(device: str) -> str:

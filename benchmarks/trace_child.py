@@ -33,7 +33,7 @@ def ours(path: str) -> dict[str, Any]:
 
 
 def theirs(path: str) -> dict[str, Any]:
-    """Returns the three analyses of HolisticTraceAnalysis that ours contains, on the trace with its last step."""
+    """Returns the shares that ``ours`` returns, from HolisticTraceAnalysis; the last profiler step is included."""
     logging.disable(logging.CRITICAL)
     from hta.trace_analysis import TraceAnalysis
 
@@ -51,7 +51,7 @@ def theirs(path: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures one analysis, imports apart."""
+    """Measures one analysis, without the time of its imports."""
     which, path = sys.argv[1:]
     if which == "ours":
         import msgspec.json

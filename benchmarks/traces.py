@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "reference" / "analysis.md"
 RESULTS = ROOT / "benchmarks" / "results"
 CHILD = Path(__file__).with_name("trace_child.py")
 LARGE_BYTES, SHARED_BYTES, REAL_STEPS = 200_000_000, 40_000_000, 14
-"""Of the trace for speed, of the one that both analyse (theirs takes long for it), and steps of the real one."""
+"""Sizes of the trace that measures speed and of the one that both analyse (HolisticTraceAnalysis is slow); steps of the real trace."""
 
 S_PER_100_MB, MEMORY_RATIO, SPEED_RATIO, THEIR_MEMORY_RATIO, DIFFERENCE = 1.0, 3.0, 0.2, 0.25, 0.01
 
@@ -92,7 +92,7 @@ def _real(folder: Path, options: argparse.Namespace) -> list[Row]:
 
 
 def _against(folder: Path, options: argparse.Namespace) -> list[Row]:
-    """Analyses the same trace with both, by turns."""
+    """Analyses the same trace with otel_train and HolisticTraceAnalysis in turn."""
     if options.hta is None:
         return [
             Row(
@@ -118,9 +118,9 @@ def _against(folder: Path, options: argparse.Namespace) -> list[Row]:
             values=tuple(one["peak_mib"] / other["peak_mib"] for one, other in pairs), budget=THEIR_MEMORY_RATIO,
             detail={"theirs_mib": pairs[0][1]["peak_mib"]}),
         *(
-            Row(name=f"hta.{name}", what=f"difference to theirs: share of {said}", unit="",
+            Row(name=f"hta.{name}", what=f"difference to theirs: share of {meaning}", unit="",
                 values=tuple(abs(one["shares"][name] - other["shares"][name]) for one, other in pairs), budget=DIFFERENCE)
-            for name, said in (("idle", "idle time"), ("compute", "computing"), ("other", "everything else on the device"),
+            for name, meaning in (("idle", "idle time"), ("compute", "computing"), ("other", "everything else on the device"),
                                ("overlap", "communication that is hidden"))
         ),
     ]  # fmt: skip

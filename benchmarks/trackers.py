@@ -75,7 +75,7 @@ def _settings(name: str, folder: Path) -> Any:
 
 
 def _write(name: str, plan: Plan) -> Row:
-    """Measures the processor time of a row on the tracker's own thread: the loop cannot lose more to the interpreter."""
+    """Measures the processor time per row of the thread that writes: the loop cannot wait longer than that for the GIL."""
     tracker, row, values = _tracker(name, plan.folder), _row_of_two_loaders(), []
     tracker.write(row, tracker.place())  # opens it
     for _ in range(plan.times(20, 3)):
@@ -101,7 +101,7 @@ def _tracker(name: str, folder: Path) -> Tracker:
 
 
 def _row_of_two_loaders() -> FlatRow:
-    """As many numbers as a loop over two loaders with one for validation has."""
+    """Returns a row with as many values as a run with two loaders, one of them for validation."""
     stages = ("data", "forward", "backward", "optimizer", "batch_wait")
     operations = ("data_batch_production", "loss_fn_computation", "training_step", "make_step_total")
     means = {f"profile/train/dl_{loader}/time_{stage}_ms": 1.0 for loader in "ab" for stage in stages}
@@ -114,7 +114,7 @@ def _row_of_two_loaders() -> FlatRow:
 
 
 class _Block(NamedTuple):
-    """What a step took, in the mean of a block, in microseconds."""
+    """Mean step of a block in microseconds: wall time, and processor time of the training thread."""
 
     wall_us: float
     thread_us: float
@@ -127,7 +127,7 @@ def _measure(loop: Loop, variants: dict[str, Variant], *, steps: int, rounds: in
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with variants[name](loop) as session:
                 loop.run(warm_up_of(steps))
-                with contextlib.suppress(AttributeError):  # bare
+                with contextlib.suppress(AttributeError):  # the bare variant has no session
                     if not _HAND_OVER(session)():
                         raise RuntimeError(f"{name} has not opened in {OPENING_S / 2:g} s")
                 with no_garbage_collection():
@@ -153,11 +153,11 @@ def _costs(means: dict[str, list[float]], key: str, what: str) -> list[Row]:
 
 
 def _rates(means: dict[str, list[float]]) -> list[Row]:
-    said = {"bare": "bare", "none": "instrumented, no tracker", **_NAMES}
+    labels = {"bare": "bare", "none": "instrumented, no tracker", **_NAMES}
     return [
         Row(
             name=f"trackers.rate.{name}",
-            what=f"steps per second, {said[name]}",
+            what=f"steps per second, {labels[name]}",
             unit="1/s",
             values=tuple(1e6 / mean_us for mean_us in found),
         )

@@ -25,7 +25,7 @@ CALLS, ROUNDS = 200, 101
 
 
 class _AwayDriver:
-    """As much of a driver as the probe asks."""
+    """The part of an accelerator driver that ``TransferProbe`` uses."""
 
     device_type = AWAY
 
@@ -37,7 +37,7 @@ class _AwayDriver:
 
 
 def run() -> list[Row]:
-    """Nanoseconds that watching adds to one call, each the difference of two runs in a row."""
+    """Returns the nanoseconds that instrumentation adds to one call: differences of two consecutive runs."""
     here, away = torch.ones(8), torch.ones(8, device=AWAY)
     calls: dict[str, tuple[str, Callable[[], Any]]] = {
         "transfer": ("a batch to the device", lambda: here.to(AWAY, non_blocking=True)),

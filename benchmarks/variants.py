@@ -1,4 +1,4 @@
-"""The loop bare, with the interception doing nothing, and instrumented: on and off at will."""
+"""Context managers for the loop: bare, with hooks that record nothing, instrumented."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def bare(_: Loop) -> Iterator[None]:
     yield
 
 
-class _Deaf:
-    """Stands for a recorder whose edges return at once."""
+class _NullRecorder:
+    """A recorder that records nothing."""
 
     def __init__(self) -> None:
         ignored: dict[int, None] = {}
@@ -54,8 +54,8 @@ class _Deaf:
 
 @contextlib.contextmanager
 def floor(loop: Loop) -> Iterator[None]:
-    """Installs the same hooks in the same places, writing nothing: what any observer that sees this much pays."""
-    recorder = cast("Recorder", _Deaf())
+    """Installs the same hooks without recording: the least that any observer of these stages costs."""
+    recorder = cast("Recorder", _NullRecorder())
     probe = LoaderProbe(Loader(loop.loader, "bench"), recorder)
     with contextlib.ExitStack() as undo:
         undo.callback(DataLoaderPatch(lambda loader: probe if loader is loop.loader else None).remove)
@@ -80,7 +80,7 @@ def prometheus_client(loop: Loop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_c() -> Iterator[None]:
-    """Hooks and edges in Python, as where no compiler was."""
+    """Uses hooks and rings in Python, as an installation without a compiler does."""
     extension, ring_buffer.EXTENSION = ring_buffer.EXTENSION, None
     try:
         yield
@@ -90,7 +90,7 @@ def without_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_global_hooks() -> Iterator[None]:
-    """Hooks that are not of one loop stand aside: backward's and the optimizers'."""
+    """Removes the process-wide hooks of backward and optimizers, which apply to every loop."""
     tables = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks  # noqa: SLF001 - no other way
     kept = [dict(table) for table in tables]
     entry = torch.autograd._engine_run_backward  # noqa: SLF001 - as above
@@ -155,7 +155,7 @@ def no_garbage_collection() -> Iterator[None]:
 def interleaved(
     loop: Loop, variants: dict[str, Variant], *, steps: int, rounds: int
 ) -> dict[str, list[np.ndarray]]:
-    """Blocks of ``steps`` steps of each variant, taking turns; each round starts with another one.
+    """Measures blocks of ``steps`` steps of the variants in turn; each round starts with another variant.
 
     Returns:
         Per variant, one array of step durations (ns) per round.

@@ -33,10 +33,10 @@ WHAT = (
 BUDGET_MS = 0.1
 BACKLOG_STEPS = 10_000
 SPIN_S = 0.5
-"""After each backlog. A thread that never lets go is interrupted every 5 ms only, so the export loop needs that long."""
+"""Measurement after each backlog. A thread that never releases the GIL is interrupted only every 5 ms, so others need that long."""
 
 _LEAST_GAP_NS = {"spinning": 20_000, "working": 60_000}
-"""Shorter gaps are the loop's own."""
+"""Shorter gaps between two reads of the clock are the loop's own work."""
 
 
 def run(plan: Plan) -> list[Row]:
@@ -65,12 +65,12 @@ def _bare(kind: str, work: Callable[[], object] | None, backlogs: int) -> list[i
 def _instrumented(
     plan: Plan, kind: str, work: Callable[[], object] | None, backlogs: int
 ) -> tuple[list[int], list[int]]:
-    """Waits in the first second, and after it."""
+    """Returns the waits in the first second, and those after it, in ns."""
     loop = Loop()
     instrumented = Instrumented(plan.folder, export_interval_s=1.0)
     with instrumented(loop) as session:
         recorder = session._recording.recorder  # noqa: SLF001 - a backlog of whole steps cannot be made from outside
-        loop.run(200)  # the model's forward is observed
+        loop.run(200)  # until the model's forward is observed
         assert session.run_directory is not None
         write_steps(recorder, 100)
         first = [gap for _ in range(2) for gap in _gaps(kind, work)]
@@ -82,7 +82,7 @@ def _instrumented(
 
 
 def _gaps(kind: str, work: Callable[[], object] | None) -> list[int]:
-    """Gaps, in ns, between two reads of the clock in which this thread waited of its own accord."""
+    """Returns the gaps in ns between two reads of the clock in which this thread made a voluntary context switch."""
     now, least = time.perf_counter_ns, _LEAST_GAP_NS[kind]
     found = []
     seen = _voluntary()

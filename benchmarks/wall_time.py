@@ -1,4 +1,4 @@
-"""What a run takes longer, on the wall and on the processor."""
+"""Additional wall time and processor time of an instrumented run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ BUDGET_SHORT_STEP_PERCENT = 4.0
 BUDGET_CPU_PERCENT = 0.3
 
 _IN_A_ROW = 2
-"""Steps of a loop before the other one's turn, at least: a step finds the caches as a step of its kind leaves them."""
+"""Least consecutive steps of a loop, so that a step finds the caches as a step of the same loop leaves them."""
 
 
 def run_wall(plan: Plan) -> list[Row]:
-    """Steps of 0.3 and of 50 ms."""
+    """Measures steps of 0.3 and of 50 ms."""
     short = _wall(plan, step_ms=0.3, block_s=1.0, rounds=plan.times(12, 3), budget=BUDGET_SHORT_STEP_PERCENT)
     long = _wall(plan, step_ms=50.0, block_s=2.0, rounds=plan.times(5, 1), budget=None)
     return [short, long]
@@ -62,7 +62,7 @@ def _wall(plan: Plan, *, step_ms: float, block_s: float, rounds: int, budget: fl
 
 
 def run_cpu(plan: Plan) -> list[Row]:
-    """Steps of 5 ms, exports included."""
+    """Measures steps of 5 ms, exports included."""
     loops = Loop(step_ms=5.0), Loop(step_ms=5.0)
     loops[1].pad_like(loops[0])
     blocks, pairs = plan.times(20, 3), 2 * _IN_A_ROW * max(1, loops[0].steps_in(1.0) // (2 * _IN_A_ROW))
@@ -88,12 +88,12 @@ def _of_other_threads() -> int:
 
 
 def _take_turns(plain: Loop, measured: Loop, pairs: int) -> np.ndarray:
-    """Steps of two loops by turns: float64[2, 2], ns; bare and instrumented, processor time and wall time of a mean step."""
+    """Trains two loops in turn; returns float64[2, 2], ns: bare and instrumented, processor and wall time of a mean step."""
     bare_steps, our_steps = plain.steps(pairs), measured.steps(pairs)
     spent = np.zeros((2, 2))
     for turn in range(2 * pairs):
         is_bare = (turn // _IN_A_ROW + 1) // 2 % 2 == 0  # first one, then twice the other, twice the one ...
-        with without_global_hooks():  # before steps of both loops: what it does to caches is no loop's cost
+        with without_global_hooks():  # before steps of both loops: its effect on caches counts for neither
             if is_bare:
                 spent[0] += next(bare_steps)
         if not is_bare:
