@@ -1,4 +1,4 @@
-"""What the readers of a synthetic rank find when they look around: a device, loaders, parts without faults."""
+"""Synthetic inputs for the collectors of a simulated rank: a device, loaders, components without faults."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PARTS = (
     "summary", "captures", "ranks", "console", "instrumentation gaps",
     "trackers",
 )  # fmt: skip
-"""Parts of a session that count their faults."""
+"""Components of a session that count their faults."""
 
 _GIB = 1 << 30
 
 
 def readings_of(run: RunState) -> MetricSources:
-    """Returns the source from which the reporter of a synthetic rank reads what no edge tells. The process is this one."""
+    """Returns the metric sources of a simulated rank other than its edges. Process metrics are those of this process."""
     signals = LoggedSignals()
     for name, value in {"loss": 2.5, "lr": 3e-4, "grad_norm": 1.2, "amp_scale": 65536.0}.items():
         signals.take(name, value)
@@ -104,7 +104,7 @@ def _memory() -> DeviceMemory:
 
 
 class _Nvml:
-    """As much of ``pynvml`` as the reader asks."""
+    """The part of ``pynvml`` that ``HardwareReader`` uses."""
 
     NVML_TEMPERATURE_GPU = 0
     NVMLError = RuntimeError

@@ -1,4 +1,4 @@
-"""One synthetic rank: its account, its reporter, and what they come to by now."""
+"""One simulated rank: its account, its metric reader and its spans."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _REMEMBERED_SPANS = 4096
 
 
 class Reading(NamedTuple):
-    """What a rank knows at one instant.
+    """Metrics and spans of a rank at one instant.
 
     Attributes:
         at_ns: when, on the monotonic clock.
         snapshot: every metric.
-        spans_until: spans made to now, in all.
+        spans_until: number of spans made so far.
     """
 
     at_ns: int
@@ -40,7 +40,7 @@ class SimulatedRank:
     """Runs the synthetic loop through the account and the reporter of a real rank.
 
     Args:
-        info: who it is.
+        info: its identity.
         config: as of a real run.
         anchor: when the run began, on both clocks.
         workload: the loop that it runs.
@@ -49,7 +49,7 @@ class SimulatedRank:
     def __init__(self, info: RunInfo, config: Config, *, anchor: Anchor, workload: Workload) -> None:
         self.info = info
         self.lock = threading.Lock()
-        """Held by whoever reads, or looks at the account."""
+        """Held while the account is advanced or read."""
         self.profile = profile_of(config, info)
         self.run = RunState(
             anchor.clock_ns, anchor=anchor, ids=Ids(info.run_id, info.attempt, info.rank),

@@ -1,4 +1,4 @@
-"""The ranks of a synthetic run: their identities, and the accounts that they share."""
+"""The ranks of a simulated run: their identities, and the accounts that they share."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FIRST_PID = 1000
 
 
 class Rank(NamedTuple):
-    """One rank of the synthetic run.
+    """One rank of the simulated run.
 
     Attributes:
-        info: who it is.
+        info: its identity.
         profile: what it exports.
-        account: who plays it: itself, or another rank of its kind.
+        account: index of the account that it sends: its own, or that of another rank of its kind.
     """
 
     info: RunInfo
@@ -45,7 +45,7 @@ class Rank(NamedTuple):
 
 
 class SimulatedRanks:
-    """All ranks.
+    """All ranks of a simulated run.
 
     Args:
         ranks: how many.
@@ -84,7 +84,7 @@ class SimulatedRanks:
 
     @property
     def senders(self) -> list[Rank]:
-        """The ranks that send anything at all."""
+        """The ranks that send metrics or spans."""
         return [rank for rank in self.ranks if rank.profile.metrics or rank.profile.spans]
 
     def resource(self, rank: Rank) -> Mapping[str, AttributeValue]:
@@ -101,7 +101,7 @@ class SimulatedRanks:
         }
 
     def exchange(self, now_ns: int) -> None:
-        """Lets rank 0 read the records of all ranks, when that is due."""
+        """Gives the reports of all ranks to rank 0, when that is due."""
         if not self._config.tuned().rank_report_interval_s or now_ns < self._report_due_ns:
             return
         self._report_due_ns = now_ns + int(self._every_s * NS_PER_S)

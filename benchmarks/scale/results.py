@@ -1,4 +1,4 @@
-"""What the synthetic ranks have sent, counted."""
+"""Counts what the simulated ranks have sent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from otel_train.catalog import Kind
 
-_WINDOW: Final = 3
-"""Histograms have a sum and a count beside their buckets, and one bucket more than bounds."""
+_EXTRA_SERIES: Final = 3
+"""Series of a classic histogram besides one per bound: the bucket ``+Inf``, the sum and the count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What one snapshot comes to.
+    """Size of one snapshot.
 
     Attributes:
         native: series where histograms are native: one per data point.
@@ -31,7 +31,7 @@ def sizes_of(families: Any, payload_bytes: int = 0) -> Sizes:
     """Counts the series of ``Snapshot.families``."""
     native = classic = 0
     for family in families:
-        each = len(family.metric.bounds) + _WINDOW if family.metric.kind is Kind.HISTOGRAM else 1
+        each = len(family.metric.bounds) + _EXTRA_SERIES if family.metric.kind is Kind.HISTOGRAM else 1
         native += len(family.points)
         classic += each * len(family.points)
     return Sizes(native=native, classic=classic, payload_bytes=payload_bytes)
@@ -39,7 +39,7 @@ def sizes_of(families: Any, payload_bytes: int = 0) -> Sizes:
 
 @dataclass(slots=True, kw_only=True)
 class ScaleResult:
-    """Everything up to now.
+    """Totals since the start.
 
     Attributes:
         ranks: of the run.
@@ -81,7 +81,7 @@ class ScaleResult:
 
 
 class Counts:
-    """Counts, from many threads.
+    """Counts what many threads send.
 
     Args:
         ranks: of the run.
@@ -111,7 +111,7 @@ class Counts:
             result.requests += 1
 
     def spans(self, number: int, payload_bytes: int, *, accepted: bool) -> None:
-        """Spans were sent."""
+        """Counts a rank's spans as sent."""
         with self._lock:
             self.result.failures += not accepted
             if accepted:
@@ -120,12 +120,12 @@ class Counts:
                 self.result.requests += 1
 
     def fault(self, number: int) -> None:
-        """Ranks could not send because of a fault in the generator."""
+        """Counts exports that failed by a fault in the generator."""
         with self._lock:
             self.result.failures += number
 
     def late(self, seconds: float) -> None:
-        """Counts a request that began so long after it was due."""
+        """Records how long after it was due a request began."""
         with self._lock:
             self.result.latest_s = max(self.result.latest_s, seconds)
 

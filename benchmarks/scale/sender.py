@@ -1,4 +1,4 @@
-"""Lets every rank send in its turn: when it is due, by one of a few threads."""
+"""Sends the exports of all simulated ranks when they are due, on a few threads."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from otel_train.exporters.otlp_settings import OtlpSettings
 
 SENDERS: Final = 8
-"""Threads that send. Most of their time is the answer's."""
+"""Threads that send. Most of the time they wait for an answer."""
 
 FRESH_S: Final = 0.5
-"""Ranks that share an account share what it came to so long ago at most."""
+"""Maximum age of a reading that ranks with the same account share."""
 
 PATIENCE: Final = 5
-"""Requests that may fail before one was accepted; then there is no receiver."""
+"""Failed requests after which, if none was accepted, the run ends because there is no receiver."""
 
 GOLDEN: Final = 0.618033988749895
-"""Multiples of it, less their whole part, spread evenly however many there are."""
+"""Golden ratio less 1: the fractional parts of its multiples are spread evenly, for any number of multiples."""
 
 
-class _Scene(NamedTuple):
-    """A reading, ready for every rank that shares it."""
+class _EncodedReading(NamedTuple):
+    """A reading, encoded for all ranks that share it."""
 
     reading: Reading
     metrics: str  # a request without a resource
@@ -51,11 +51,11 @@ class _Turn(NamedTuple):
 
 
 class LoadGenerator:
-    """Sends what the ranks of a simulated would send.
+    """Sends what the ranks of a simulated run would send.
 
     Args:
         simulated: the ranks.
-        settings: where to, and how.
+        settings: OTLP endpoints and timeout.
         every_s: seconds between two exports of a rank that is not reduced.
         senders: threads that send.
     """
@@ -75,10 +75,10 @@ class LoadGenerator:
         self.counts = Counts(len(simulated.ranks), len(self._ranks))
         self._turns: queue.Queue[_Turn | None] = queue.Queue(2 * senders)
         self._busy: set[int] = set()
-        self._scenes: dict[int, _Scene] = {}
+        self._encoded: dict[int, _EncodedReading] = {}
         self._sent_spans: dict[int, int] = {}
         self._started_ns = system_clock()
-        # Made here: the first one imports, and no rank is late for that.
+        # Made before the start: the first one imports modules, which must not delay a rank.
         transports = [OtlpTransport(settings.targets) for _ in range(senders)]
         self._threads = [
             threading.Thread(target=self._send_all, args=(transport,), daemon=True)
@@ -90,8 +90,8 @@ class LoadGenerator:
 
         Args:
             duration_s: how long; ``inf`` until interrupted.
-            say: called now and then.
-            say_every_s: how often.
+            say: prints progress.
+            say_every_s: seconds between two calls of ``say``.
 
         Raises:
             StackError: no request is accepted.
@@ -106,7 +106,7 @@ class LoadGenerator:
         heapq.heapify(due)
         reported_ns = self._started_ns
         while (now_ns := system_clock()) < until_ns:
-            self._check_heard()
+            self._check_receiver()
             if now_ns - reported_ns >= say_every_s * NS_PER_S:
                 reported_ns = now_ns
                 self._look()
@@ -122,14 +122,14 @@ class LoadGenerator:
             wait_ns = min(due[0][0] if due else until_ns, until_ns) - system_clock()
             time.sleep(min(0.2, max(0.0, wait_ns / NS_PER_S)))
         self._look()
-        self._check_heard()
+        self._check_receiver()
 
     def end(self) -> None:
-        """Lets every rank report its end, as real ranks do, and waits until all of it is sent."""
+        """Sends the last report of every rank, as real ranks do, and waits until all of them are sent."""
         self._turns.join()
         now_ns = system_clock()
         for index, account in enumerate(self._simulated.accounts):
-            self._scenes[index] = self._scene(index, account.end(now_ns))
+            self._encoded[index] = self._encode(index, account.end(now_ns))
         for rank in self._ranks:
             self._turns.put(_Turn(rank, system_clock(), final=True))
         self.stop()
@@ -153,7 +153,7 @@ class LoadGenerator:
         return rank.profile.interval_s(self._every_s)
 
     def _phase_s(self, rank: Rank) -> float:
-        """Processes that start together do not stay together; these never were."""
+        """Returns the delay of the first export: real ranks drift apart, these are spread out from the start."""
         return (rank.info.rank * GOLDEN % 1.0) * self._interval_s(rank)
 
     def _put(self, rank: Rank, due_ns: int) -> None:
@@ -163,7 +163,7 @@ class LoadGenerator:
         self._busy.add(rank.info.rank)
         self._turns.put(_Turn(rank, due_ns, final=False))
 
-    def _check_heard(self) -> None:
+    def _check_receiver(self) -> None:
         result = self.counts.result
         if not result.requests and result.failures >= PATIENCE:
             where = self._settings.addresses
@@ -186,40 +186,40 @@ class LoadGenerator:
 
     def _send(self, transport: OtlpTransport, turn: _Turn) -> None:
         rank, limit_s = turn.rank, self._settings.timeout_s
-        scene = self._scene_of(rank, final=turn.final)
+        encoded = self._encoded_for(rank, final=turn.final)
         resource = self._simulated.resource(rank)
         if rank.profile.metrics and "metrics" in self._settings.targets:
-            line = _with_resource(scene.metrics, resource).encode()
+            line = _with_resource(encoded.metrics, resource).encode()
             answer = transport.send("metrics", line, limit_s)
-            self.counts.metrics(rank.info.rank, scene.sizes, accepted=answer.accepted)
+            self.counts.metrics(rank.info.rank, encoded.sizes, accepted=answer.accepted)
         before = self._sent_spans.get(rank.info.rank, 0)
-        self._sent_spans[rank.info.rank] = scene.reading.spans_until
-        spans = self._simulated.spans_of(rank, before, scene.reading.spans_until)
+        self._sent_spans[rank.info.rank] = encoded.reading.spans_until
+        spans = self._simulated.spans_of(rank, before, encoded.reading.spans_until)
         if spans and "traces" in self._settings.targets:
             line = spans_line(spans, resource).encode()
             answer = transport.send("traces", line, limit_s)
             self.counts.spans(len(spans), len(line), accepted=answer.accepted)
 
-    def _scene_of(self, rank: Rank, *, final: bool) -> _Scene:
+    def _encoded_for(self, rank: Rank, *, final: bool) -> _EncodedReading:
         with self._simulated.accounts[rank.account].lock:
             now_ns = system_clock()
-            scene = self._scenes.get(rank.account)
-            if not final and (scene is None or now_ns - scene.reading.at_ns > FRESH_S * NS_PER_S):
-                scene = self._scene(rank.account, self._simulated.accounts[rank.account].read(now_ns))
-                self._scenes[rank.account] = scene
-            assert scene is not None
-            return scene
+            encoded = self._encoded.get(rank.account)
+            if not final and (encoded is None or now_ns - encoded.reading.at_ns > FRESH_S * NS_PER_S):
+                encoded = self._encode(rank.account, self._simulated.accounts[rank.account].read(now_ns))
+                self._encoded[rank.account] = encoded
+            assert encoded is not None
+            return encoded
 
-    def _scene(self, account: int, reading: Reading) -> _Scene:
+    def _encode(self, account: int, reading: Reading) -> _EncodedReading:
         resource = self._simulated.resource(
             self._simulated.ranks[self._simulated.accounts[account].info.rank]
         )
         line = metrics_line(reading.snapshot, {})
         sizes = sizes_of(reading.snapshot.families, len(_with_resource(line, resource)))
-        return _Scene(reading, line, sizes)
+        return _EncodedReading(reading, line, sizes)
 
 
 def _with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:
-    """Returns a line that was made with an empty resource, with another one."""
+    """Returns a line that was encoded with an empty resource, with ``resource`` in its place."""
     head, key, _ = metrics_line(Snapshot(0, 0, ()), resource).partition('"scopeMetrics"')
     return head + key + line.partition(key)[2]

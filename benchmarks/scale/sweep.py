@@ -42,14 +42,14 @@ CASES = (
     (4096, "reduced"),
     (4096, "full"),
 )
-"""Ranks and profile: what ``auto`` chooses, and at the two larger sizes what it does not."""
+"""Ranks and profile: the choice of ``auto``, and at the two larger sizes other profiles as well."""
 
 CHOSEN = {(8, "full"), (64, "full"), (512, "reduced"), (4096, "rank0_aggregate")}
 
 EXPORT_EVERY_S = {"full": 15.0, "reduced": 30.0, "rank0_aggregate": 15.0}
 STEPS_PER_S = 2.0
 MARGIN_S = 3.0
-"""After every rank has sent once. What waits in queues has then arrived, where it ever does."""
+"""Wait after every rank has sent once, until queued data has arrived."""
 
 PARTS = ("collector", "prometheus", "jaeger")
 
@@ -72,7 +72,7 @@ class Row:
         prometheus_cpu: as above.
         prometheus_mib: as above.
         simulator_cpu: of the process that plays the ranks.
-        queued: what waited in the Collector at the end: bytes; in results from before the queue was bounded in bytes, requests.
+        queued: size of the Collector's queues at the end, in bytes; in results from before queues were bounded in bytes, requests.
         failures: requests refused or left out.
         latest_s: longest that a request began after it was due.
         load_1min: of the machine when the window ended; everything here is part of it.
@@ -185,7 +185,7 @@ def _page_value(url: str, pattern: str) -> float:
 
 
 def _samples(stack: LocalStack) -> float:
-    """Returns samples of Prometheus's own page, asked directly: what it scrapes of itself is as old as its last scrape."""
+    """Returns the samples appended so far, from Prometheus's /metrics: a query returns its last scrape of itself, which is older."""
     address = stack.addresses()["Prometheus"]
     return _page_value(f"{address}/metrics", "prometheus_tsdb_head_samples_appended_total")
 

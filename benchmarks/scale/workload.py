@@ -1,4 +1,4 @@
-"""The loop that a synthetic rank runs, as the edges its training thread would write."""
+"""The loop that a simulated rank runs, as the edges that its training thread would write."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ SOURCES: Final = (
     Instrumented(SourceKind.OPTIMIZER, "AdamW"),
     Instrumented(SourceKind.CHECKPOINT, "checkpoint"),
 )
-"""Who writes edges; two loaders, one model, one optimizer."""
+"""What the edges are of: two loaders, a device, a model and its backward, an optimizer, a checkpoint."""
 
 _TRAIN, _VAL, _H2D, _FORWARD, _BACKWARD, _OPTIMIZER, _CHECKPOINT = range(len(SOURCES))
 
 SHARES: Final = {_TRAIN: 0.06, _H2D: 0.02, _FORWARD: 0.27, _BACKWARD: 0.51, _OPTIMIZER: 0.09}
-"""Of a step; the rest is `other`."""
+"""Shares of a step; the rest is `other`."""
 
 EVAL_EVERY_STEPS, EVAL_BATCHES = 200, 10
 CHECKPOINT_EVERY_STEPS = 500
 SLOW_ONE_IN, SLOW_FACTOR = 400, 3.0
-"""Every so many steps one is slow enough to keep a trace of."""
+"""On average one step in so many takes so many times as long, enough for its trace to be kept."""
 
 BATCH_SAMPLES, BATCH_BYTES = 8, 8 << 20
 
 
 class Written(NamedTuple):
-    """What was written up to an instant.
+    """What a rank wrote up to an instant.
 
     Attributes:
         times: int64[n], never falling.
@@ -67,7 +67,7 @@ class Workload:
 
     Args:
         steps_per_s: updates per second on average, without evaluations and checkpoints.
-        rank: what is this rank's own in it.
+        rank: seed of the variation that ranks do not share.
         started_ns: when the first step begins.
     """
 
@@ -114,7 +114,7 @@ class Workload:
         whole_ns = self._step_ns * self._shared.uniform(0.95, 1.05) * (SLOW_FACTOR if slow else 1.0)
         began_ns = self._now_ns
         own = {source: share * whole_ns * self._own.uniform(0.9, 1.1) for source, share in SHARES.items()}
-        # Whoever is late before the barrier waits less in it.
+        # A rank that is late at the barrier, which is in backward, waits less there.
         own[_BACKWARD] += sum(share * whole_ns for share in SHARES.values()) - sum(own.values())
         self._builds_ns.append(2 * whole_ns * self._own.uniform(0.8, 1.2))
         self._call(_TRAIN, own[_TRAIN], payload=BATCH_SAMPLES + 1)
@@ -145,7 +145,7 @@ class Workload:
 
 
 def _device_times(calls: list[_Call], until_ns: int) -> DeviceTimes:
-    """Returns the times of a device that keeps up: it is busy for most of every call, and a little behind."""
+    """Returns the times of a device that keeps up: busy for 90 % of every call, and 1 ms behind the host."""
     table = np.array(calls, dtype=np.int64).reshape(-1, 3)
     source, begun_ns, ended_ns = table[:, 0], table[:, 1], table[:, 2]
     lasted_ns = ended_ns - begun_ns
