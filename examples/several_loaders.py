@@ -26,7 +26,7 @@ def main():
     val = DataLoader(rows(160), batch_size=16)
 
     session = otel_train.instrument(model, {**train, "val": val}, console_metrics=["profiling"])
-    slow = []  # code of one's own before every forward
+    slow = []  # filled by a callback before every forward
 
     def note_slow_batches():
         if (session.last_batch_fetch_ms or 0) > 50:
