@@ -33,7 +33,7 @@ GRID_UNIT_PX, HEADER_PX = 38, 150
 """Height of a row of Grafana's grid with its gap, and of what can be above the first row."""
 
 REPEATS = 3
-"""Copies of a repeated row (one per loader) that the first window height has room for."""
+"""Copies of a repeated row (one per loader) that the first window height can show."""
 
 QUERY_TIME_S = 15
 """Wait after the first panel title appears, until all queries of a dashboard are answered."""

@@ -50,14 +50,7 @@ PARTLY, FAILED, INTERRUPTED = 1, 2, 130
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-        words: its arguments; those of this process if None.
-
-    Returns:
-        The exit code. An error is one line on stderr.
-    """
+    """Runs the command with ``words``, else with the arguments of the process; returns the exit code. An error is one line on stderr."""
     try:
         return run(_parser().parse_args(words))
     except OtelTrainError as error:
@@ -101,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns the exit status.
+    """Sends until the time is up; returns the exit status.
 
     Raises:
         ConfigError: a number or a setting cannot be honoured.

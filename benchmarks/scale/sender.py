@@ -142,8 +142,6 @@ class LoadGenerator:
         for thread in alive:
             thread.join()
 
-    # -- inside ------------------------------------------------------------------------------------
-
     def _look(self) -> None:
         result = self.counts.result
         result.seconds = (system_clock() - self._started_ns) / NS_PER_S
