@@ -552,7 +552,7 @@ class AgentClient:
             lambda: self.report(fresh=True),
             lambda: self.components.end_captures(timeout_s),
             lambda: self._end((state, ended_ns, assumed, cause), timeout_s, began_s),
-            lambda: self.components.close(timeout_s),
+            lambda: self.components.close(state, timeout_s),
             self._disconnect,
             self.recording.close,
         )

@@ -174,8 +174,10 @@ class LazyComponents:
         if self.made_captures is not None:
             self.made_captures.end(timeout_s)
 
-    def close(self, timeout_s: float) -> None:
-        """Closes providers, trackers and exchange, each within ``timeout_s``."""
+    def close(self, state: str, timeout_s: float) -> None:
+        """Closes providers, trackers and exchange, each within ``timeout_s``. ``state``: how the run ended."""
+        if self.trackers is not None:
+            self.trackers.state = state
         for component in (self.providers, self.trackers, self.exchange):
             if component is not None:
                 component.close(timeout_s)

@@ -49,6 +49,7 @@ class OpeningTracker:
     settings: Mapping[str, Any] | None
     folder: Path | None  # default folder for files of the tracker; None without a run directory
     thread: int  # identifier of the training thread
+    end_state: Callable[[], str]  # returns how the run ended: one of ``exit_hook.ENDS``
     before_finish: Callable[[], object]  # to call on a thread of the program before it finishes a run
 
 

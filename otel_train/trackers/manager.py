@@ -103,11 +103,15 @@ class Trackers:
 
     ``folder`` is the run directory; for ``thread`` and ``before_finish`` see ``OpeningTracker``. The packages of requested
     trackers have been imported by ``check_installed``.
+
+    Attributes:
+        state: how the run ended; set before ``close``.
     """
 
     def __init__(
         self, config: Config, folder: Path | None, *, thread: int, before_finish: Callable[[], object]
     ) -> None:
+        self.state = "finished"
         self._before_finish = before_finish
         self._config = config
         self._folder = folder
@@ -182,7 +186,7 @@ class Trackers:
         opening = OpeningTracker(
             run=None if is_dict else given, settings=dict(given) if is_dict else None,
             folder=self._folder and self._folder / name, thread=self._thread,
-            before_finish=self._before_finish,
+            end_state=lambda: self.state, before_finish=self._before_finish,
         )  # fmt: skip
         if name in self._queues:
             self._queues[name].end()

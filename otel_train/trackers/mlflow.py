@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 NS_PER_MS = 10**6
 KEYS = ("tracking_uri", "experiment_name", "run_name")
 """Allowed keys of the dict that the setting ``mlflow`` takes."""
+
+
+_STATUS = {"finished": "FINISHED", "failed": "FAILED"}
+"""MLflow's status of a run, by end state."""
 
 
 class MlflowRun(NamedTuple):
@@ -40,8 +44,16 @@ class MlflowTracker:
 
     name = "MLflow"
 
-    def __init__(self, thread: int, run: Any = None, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        thread: int,
+        run: Any = None,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        end_state: Callable[[], str] = lambda: "finished",
+    ) -> None:
         self._thread = thread
+        self._end_state = end_state
         self._given = run.info.run_id if run is not None else ""
         self._settings = settings
         self._own = ""  # id of the run that the tracker itself opened
@@ -106,7 +118,7 @@ class MlflowTracker:
         """Ends the run that the tracker itself opened."""
         if self._own:
             [client] = self._clients.values()
-            client.set_terminated(self._own)
+            client.set_terminated(self._own, status=_STATUS.get(self._end_state(), "KILLED"))
 
     def _thread_value(self, name: str) -> Any:
         """Returns MLflow's thread-local ``name`` of the training thread. MLflow has no public function for another thread."""
@@ -130,5 +142,5 @@ KIND = TrackerKind(
     named_by="experiment_name",
     keys=KEYS,
     expected="a run of mlflow",
-    make=lambda o: MlflowTracker(o.thread, o.run, o.settings),
+    make=lambda o: MlflowTracker(o.thread, o.run, o.settings, end_state=o.end_state),
 )

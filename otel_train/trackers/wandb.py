@@ -33,8 +33,10 @@ class WandbTracker:
         run: Any = None,  # Any: wandb's Run
         settings: Mapping[str, Any] | None = None,
         *,
+        end_state: Callable[[], str] = lambda: "finished",
         before_finish: Callable[[], object] = lambda: None,
     ) -> None:
+        self._end_state = end_state
         self._before_finish = before_finish
         self._hooks: list[Any] = []  # teardown hooks of the last run that was hooked into
         self._hook: Any = None  # the one added to them
@@ -72,7 +74,7 @@ class WandbTracker:
         if self._hook in self._hooks:
             self._hooks.remove(self._hook)
         if self._own is not None:
-            self._own.finish()
+            self._own.finish(exit_code=int(self._end_state() != "finished"))
 
     def _open_run(self) -> Any:
         return self._given or getattr(sys.modules.get("wandb"), "run", None)
@@ -110,5 +112,5 @@ KIND = TrackerKind(
     attribute="log",
     named_by="project",
     expected="a run of wandb",
-    make=lambda o: WandbTracker(o.run, o.settings, before_finish=o.before_finish),
+    make=lambda o: WandbTracker(o.run, o.settings, end_state=o.end_state, before_finish=o.before_finish),
 )

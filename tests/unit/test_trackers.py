@@ -378,3 +378,46 @@ def test_a_tracker_that_a_run_of_the_program_replaces_is_closed(
     trackers.close(10)
 
     assert [(len(tracker.rows), tracker.closed) for tracker in made] == [(1, True), (1, True)]
+
+
+@pytest.mark.parametrize(
+    ("state", "ends"),
+    [
+        ("finished", [("r1", "FINISHED"), 0]),
+        ("failed", [("r1", "FAILED"), 1]),
+        ("terminated", [("r1", "KILLED"), 1]),
+    ],
+)
+def test_a_separate_run_ends_as_the_training_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, ends: list[object]
+) -> None:
+    """A failed run that the tracker lists as finished is taken for a result."""
+    ended: list[object] = []
+    opened = SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda _: SimpleNamespace(experiment_id="e1"),
+        create_run=lambda *_, **__: opened,
+        log_batch=lambda *_, **__: None,
+        set_terminated=lambda run_id, status: ended.append((run_id, status)),
+    )
+    run = SimpleNamespace(
+        define_metric=lambda *_, **__: None, log=lambda *_, **__: None,
+        finish=lambda **how: ended.append(how["exit_code"]),
+    )  # fmt: skip
+    modules: dict[str, dict[str, Any]] = {
+        "mlflow": {"MlflowClient": lambda tracking_uri: client},
+        "mlflow.entities": {"Metric": lambda *_: None},
+        "wandb": {"init": lambda **_: run},
+    }
+    for name, members in modules.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    trackers = manager.Trackers(
+        Config(mlflow="on", wandb="on"), tmp_path, thread=0, before_finish=lambda: None
+    )
+    trackers.put([ROW])
+    trackers.state = state
+    trackers.close(10)
+
+    assert sorted(ended, key=str) == ends
