@@ -227,9 +227,6 @@ class ExportBatch:
     final: bool = False
 
 
-TRIGGERS = ("schedule", "on_demand", "slow_step", "alert", "signal")
-"""Triggers of a profiler capture."""
-
 RUN_FILE, CAPTURES_FOLDER = "run.json", "captures"
 """Names in the run directory."""
 
@@ -245,7 +242,7 @@ class Capture(FastNamedTuple):
     """One finished profiler capture, made by the rank and counted by the agent.
 
     Attributes:
-        trigger: one of ``TRIGGERS``.
+        trigger: one of ``catalog.PROFILER_TRIGGER.values``.
         within_ns: first and last instant, on the monotonic clock.
         steps: numbers of its first and last step; -1 without steps.
         file: path of the trace; "" without a trace.

@@ -11,7 +11,7 @@ from otel_train import catalog as c
 from otel_train.accounting.types import TRAIN, Activity
 from otel_train.aggregation.series_names import CHECKPOINT, Key
 from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, PHASES, Emit, Kind, Metric
-from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, TRIGGERS, MetricFamily, Point
+from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, MetricFamily, Point
 
 if TYPE_CHECKING:
     from otel_train.aggregation.histogram import Histograms
@@ -208,7 +208,9 @@ class RunMetrics:
         builder.put(c.PROFILER_ACTIVE, int(captures.active))
         for (trigger, error), number in captures.of_trigger().items():
             builder.put(c.PROFILER_CAPTURES, number, trigger, error)
-        builder.histograms(c.PROFILER_CAPTURE_DURATION, captures.durations, [(each,) for each in TRIGGERS])
+        builder.histograms(
+            c.PROFILER_CAPTURE_DURATION, captures.durations, [(each,) for each in c.PROFILER_TRIGGER.values]
+        )
         if captures.bytes:
             builder.put(c.PROFILER_CAPTURE_SIZE, captures.bytes)
         if newest := captures.newest:

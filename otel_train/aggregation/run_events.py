@@ -11,8 +11,8 @@ import numpy as np
 
 from otel_train.accounting.types import TRAIN, Activity, StageCalls, StepRows
 from otel_train.aggregation.histogram import Histograms
-from otel_train.catalog import PHASES
-from otel_train.datamodel import NS_PER_S, TRIGGERS, Capture
+from otel_train.catalog import PHASES, PROFILER_TRIGGER
+from otel_train.datamodel import NS_PER_S, Capture
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class CaptureTotals:
     def __init__(self) -> None:
         self.active = False
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.durations = Histograms(size=len(TRIGGERS))
+        self.durations = Histograms(size=len(PROFILER_TRIGGER.values))
         self.bytes = 0
         self.recent: deque[Capture] = deque(maxlen=RECENT)
         self.newest: Capture | None = None
@@ -252,7 +252,9 @@ class CaptureTotals:
         self.counts[capture.trigger, capture.error] += 1
         if capture.file:
             self.bytes, self.newest = capture.bytes, capture
-            self.durations.add([TRIGGERS.index(capture.trigger)], [int(capture.seconds * NS_PER_S)])
+            self.durations.add(
+                [PROFILER_TRIGGER.values.index(capture.trigger)], [int(capture.seconds * NS_PER_S)]
+            )
 
     def documents(self) -> list[dict[str, Any]]:
         """Returns the last captures for the summary, oldest first."""
@@ -266,4 +268,4 @@ class CaptureTotals:
 
     def of_trigger(self) -> Mapping[tuple[str, str], int]:
         """Returns captures by (trigger, error); 0 for triggers without any."""
-        return {**dict.fromkeys(((trigger, "") for trigger in TRIGGERS), 0), **self.counts}
+        return {**dict.fromkeys(((trigger, "") for trigger in PROFILER_TRIGGER.values), 0), **self.counts}
