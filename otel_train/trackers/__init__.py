@@ -59,7 +59,7 @@ class TrackerKind:
 
     setting: str  # name of the setting and of the package
     imports: tuple[str, ...]  # modules to import at the start if it is requested: that takes seconds
-    attribute: str  # attribute by which a run or writer of it is recognised
+    attribute: str  # attribute by which a run or writer of it is recognised; ``a.b`` for one of an attribute
     named_by: str  # key of the dict for a name that was passed as text; used in a message
     keys: tuple[str, ...] = ()  # allowed keys of the dict; empty if they are those of the package's ``init``
     expected: str  # description of a run or writer of it, for messages

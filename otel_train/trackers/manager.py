@@ -6,10 +6,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, signature
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from otel_train.config.settings import CODE, DEFAULTS, Config, ResolvedConfig, in_force
@@ -77,7 +79,8 @@ def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
             if known:
                 one_of(f"{name}={shown(value)}: key {{}}", key, known)
         return value
-    if hasattr(value, TRACKERS[name].attribute):
+    with suppress(AttributeError):
+        attrgetter(TRACKERS[name].attribute)(value)
         return value
     remedy = "Leave it out for the default, 'auto'"
     if isinstance(value, (str, os.PathLike)):

@@ -138,7 +138,7 @@ def _opened(client: Any, settings: Mapping[str, Any]) -> str:
 KIND = TrackerKind(
     setting="mlflow",
     imports=("mlflow", "mlflow.entities"),
-    attribute="info",
+    attribute="info.run_id",
     named_by="experiment_name",
     keys=KEYS,
     expected="a run of mlflow",

@@ -109,7 +109,7 @@ def _pattern(key: str) -> str:
 KIND = TrackerKind(
     setting="wandb",
     imports=("wandb",),
-    attribute="log",
+    attribute="define_metric",
     named_by="project",
     expected="a run of wandb",
     make=lambda o: WandbTracker(o.run, o.settings, end_state=o.end_state, before_finish=o.before_finish),

@@ -213,7 +213,7 @@ def test_blocks_are_given_as_a_list_or_as_text() -> None:
 
 def test_runs_and_dicts_are_separated_from_settings() -> None:
     """A run cannot be an environment variable."""
-    run = SimpleNamespace(log=print)
+    run = SimpleNamespace(define_metric=print)
 
     plain, given = manager.split_settings(
         {"wandb": run, "mlflow": {"run_name": "a"}, "attempt": 2, "tensorboard": False}
@@ -250,6 +250,8 @@ def test_what_is_handed_over_can_be_waited_for() -> None:
         ({"wandb": "atuo"}, "Did you mean 'auto'"),
         ({"wandb": None}, "Leave it out for the default"),
         ({"tensorboard": {"logdir": "x"}}, "Did you mean 'log_dir'"),
+        ({"wandb": logging.getLogger()}, "a run of wandb"),  # it has ``log`` and ``info``, too
+        ({"mlflow": logging.getLogger()}, "a run of mlflow"),
         ({"wandb": 3}, r"wandb=3: expected .* a run of wandb"),
         ({"mlflow": {"uri": "x"}}, r"'uri': expected one of tracking_uri, experiment_name, run_name"),
     ],
@@ -372,7 +374,7 @@ def test_a_tracker_that_a_run_of_the_program_replaces_is_closed(
     monkeypatch.setitem(manager.TRACKERS, "mlflow", replace(manager.TRACKERS["mlflow"], make=make))
     trackers = manager.Trackers(Config(mlflow="on"), tmp_path, thread=0, before_finish=lambda: None)
     trackers.put([ROW])
-    trackers.attach({"mlflow": SimpleNamespace(info=None)})
+    trackers.attach({"mlflow": SimpleNamespace(info=SimpleNamespace(run_id="r2"))})
     until(lambda: made[0].closed)
     trackers.put([ROW])
     trackers.close(10)
