@@ -103,7 +103,7 @@ def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
 def _say(folder: Path, faults: Sequence[Fault]) -> None:
     page = TextLayout.of(sys.stdout)
     for fault in faults:
-        print(page.safe(f"{fault.file}: {fault.what}"))
+        print(page.path(f"{fault.file}: {fault.what}"))
     result = plural(len(faults), "fault") if faults else "complete and consistent"
     print(f"{printable(folder)}: {page.paint(result, 'red' if faults else 'green')}")
 

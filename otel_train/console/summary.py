@@ -434,7 +434,7 @@ def _captures(page: TextLayout, summary: Summary) -> list[str]:
         for text in (row.get("finding"), row.get("problem")):
             entry += page.prose(text or "", indent=len(INDENT) + _MARGIN)
         if row.get("file"):
-            entry.append(page.paint(page.safe(row["file"]), "dim"))
+            entry.append(page.paint(page.path(row["file"]), "dim"))
         lines += _entry(page, "capture", entry, indent=INDENT)
     return lines
 
@@ -454,11 +454,11 @@ def _instrumentation_gaps(page: TextLayout, summary: Summary) -> list[str]:
 def _footer(page: TextLayout, summary: Summary) -> list[str]:
     cost = flow(_overhead(page, summary), page.columns - len(INDENT) - _MARGIN)
     lines = _entry(page, "telemetry", cost, indent=INDENT)
-    lines += _entry(page, "otlp", map(page.safe, undelivered(summary.get("undelivered"))), indent=INDENT)
-    url = page.safe(known(summary.get("metrics_url")))
+    lines += _entry(page, "otlp", map(page.path, undelivered(summary.get("undelivered"))), indent=INDENT)
+    url = page.path(known(summary.get("metrics_url")))
     was = "was at " * bool(summary.get("metrics_url") and summary.get("state") not in _LIVE)
     lines += _entry(page, "metrics", [was + url], indent=INDENT)
-    lines += _entry(page, "files", [page.safe(known(summary.get("run_dir")))], indent=INDENT)
+    lines += _entry(page, "files", [page.path(known(summary.get("run_dir")))], indent=INDENT)
     return lines + _entry(page, "settings", _settings(page, summary), indent=INDENT)
 
 
@@ -493,7 +493,7 @@ def _settings(page: TextLayout, summary: Summary) -> list[str]:
             files.setdefault(origin, []).append(name)
     entries = [f"{', '.join(names)} from {file}" for file, names in files.items()]
     entries += [f"ignored: {known(row.get('problem'))}" for row in summary.get("settings_ignored") or ()]
-    return [page.safe(line) for line in entries]
+    return [page.path(line) for line in entries]
 
 
 def _overhead(page: TextLayout, summary: Summary) -> list[str]:

@@ -117,6 +117,7 @@ _NARROW = 80
 INDENT = "  "
 
 _NAME_CHARACTERS = 400  # a longer name is cut before its width is measured, since it may have megabytes
+_PATH_CHARACTERS = 1 << 13  # of a path, which has at most 4,096 and may be quoted
 
 _STYLES = {
     "bold": "1", "dim": "2",
@@ -167,13 +168,18 @@ class TextLayout(FastNamedTuple):
         """Returns an indented line in the given styles."""
         return INDENT + self.paint(text, *styles)
 
-    def safe(self, value: object) -> str:
+    def safe(self, value: object, *, most: int = _NAME_CHARACTERS) -> str:
         """Returns untrusted text, such as a loader's name, cut, and with escapes in place of control characters."""
-        text = str(value)[:_NAME_CHARACTERS]
+        text = str(value)
+        text = text if len(text) <= most else f"{text[: most - 1]}…"
         if self.unicode:
             return printable(text)
         text = printable(text.translate(_ASCII))
         return "".join(letter if letter.isascii() else escaped(letter) for letter in text)
+
+    def path(self, value: object) -> str:
+        """Returns a path, or a command or sentence with one, as ``safe`` does, but not cut: it is copied as a whole."""
+        return self.safe(value, most=_PATH_CHARACTERS)
 
     def prose(self, value: object, *, indent: int) -> list[str]:
         """Returns a text, which may be untrusted, wrapped to the columns that ``indent`` leaves of the page."""

@@ -321,6 +321,18 @@ def test_time_outside_every_batch_has_a_place_on_the_strip() -> None:
         assert f"{glyph} outside" in text
 
 
+def test_a_long_path_is_not_cut_and_a_long_name_is_with_a_sign() -> None:
+    """The command with the cut path named another folder, and a cut name looked whole."""
+    run = f"/scratch/{'a' * 450}/run1"
+    left = {"waiting": 1, "rejected": 0, "run": run}
+
+    text = render_run_summary(TextLayout(80), full(run_dir=run, undelivered=left))
+
+    assert f"otel-train replay {run}\n" in text
+    assert f"files     {run}\n" in re.sub(" {2,}files +", "files     ", text)
+    assert TextLayout(80).safe("n" * 500) == "n" * 399 + "…"
+
+
 def test_an_address_is_never_cut() -> None:
     """It is there to be pasted."""
     url = "http://127.0.0.1:9464/" + "m" * 200
