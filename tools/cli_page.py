@@ -55,7 +55,7 @@ TAIL = """
 | Code | Means |
 | --- | --- |
 | 0 | success |
-| 1 | `summary`, `postmortem`: the file of a rank is damaged; `replay`: requests were kept or refused, with `--verify`: or are missing; `profile`: some ranks or steps were not captured; `compare --fail-if-slower`: steps are slower; `validate`: faults; `stack status`: a part is not ready; `doctor`: warnings |
+| 1 | `summary`, `postmortem`, `report`: the file of a rank is damaged; `replay`: requests were kept or refused, with `--verify`: or are missing; `profile`: some ranks or steps were not captured; `compare --fail-if-slower`: steps are slower; `validate`: faults; `stack status`: a part is not ready; `doctor`: warnings |
 | 2 | wrong arguments, no such run, an unexpected error; `doctor`: problems |
 | that of the program | `run`, `profile -- PROGRAM`; `run` ends by the same signal as the program |
 | 130 | Ctrl-C; `demo` ends with 0 |

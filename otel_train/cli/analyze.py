@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from otel_train.cli import print_json
@@ -56,6 +57,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(render_trace_summary(TextLayout.of(sys.stdout), documents[0]), end="")
     if len(documents) > 1:
-        others = ", ".join(str(document["path"]) for document in documents[1:])
+        others = shlex.join(str(document["path"]) for document in documents[1:])
         print(f"\nThe same of the other ranks: otel-train analyze {printable(others)}")
     return 0

@@ -15,8 +15,8 @@ from otel_train.safety import printable
 DESCRIPTION = "Write the data of a run as files (artifacts). The run may be live, finished or killed."
 EPILOG = """\
 Files: config.json, metrics.json, profiler_summary.json, stage_times.json, op_stats.csv, trace.json (for Perfetto),
-profiler_context/stage_times.json and torch_profiler/. The run directory is only read. With the setting
-artifacts=True a run writes them at its end. docs/reference/artifacts.md has the schemas.
+profiler_context/stage_times.json and torch_profiler/. Other files of the run directory are not changed. With the
+setting artifacts=True a run writes them at its end. docs/reference/artifacts.md has the schemas.
 
 examples:
   otel-train export                                  the newest run, to artifacts/ in its run directory

@@ -162,7 +162,8 @@ def _run(words: list[str], *, is_process: bool) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return FAILED
-    starts_none = is_process and name not in WITH_PROGRAMS and at == len(words)
+    starts = name in WITH_PROGRAMS or (name in BEFORE_A_PROGRAM and command.starts_program(args))
+    starts_none = is_process and not starts
     if starts_none:
         with suppress(RuntimeError):  # no thread can be started
             daemon_thread(_end_if_sigint_pends, "otel-train-ctrl-c").start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -87,9 +88,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=seconds, default=300.0, metavar="S", help=timeout)
 
 
+def starts_program(args: argparse.Namespace) -> bool:
+    """Returns whether the arguments name a program, or the demo, rather than a live run."""
+    return bool(args.program or (args.output_dir and not args.run))
+
+
 def run(args: argparse.Namespace) -> int:
     """Requests a capture of a live run, waits for it and prints the result; or runs a program."""
-    if args.program or (args.output_dir and not args.run):
+    if starts_program(args):
         return run_program(args)
     folders, documents = _chosen(args), JsonFileCache()
     first = next(iter(folders.values()))
@@ -138,6 +144,8 @@ def _options(args: argparse.Namespace) -> dict[str, bool]:
 
 
 def _chosen(args: argparse.Namespace) -> dict[int, Path]:
+    if args.ranks and args.rank is not None:
+        raise ConfigError(f"--rank {args.rank} --ranks {args.ranks}: expected one of them. Leave one out")
     if not args.ranks:
         chosen = arguments.chosen_ranks(args, FLIGHT_FILE)
         return {min(chosen): chosen[min(chosen)]}
@@ -222,7 +230,9 @@ def _say(
         if record["file"]:
             steps, where = "-".join(map(str, record["steps"])), captures / record["file"]
             lines.insert(0, f"steps {steps}: {where} ({record['bytes']:,} bytes)")
-            lines.append("" if record["finding"] else f"look into it with: otel-train analyze {where}")
+            lines.append(
+                "" if record["finding"] else f"analyze it with: otel-train analyze {shlex.quote(str(where))}"
+            )
         for line in filter(None, lines):
             print(printable(f"rank {rank}: {line}"))
 

@@ -82,6 +82,7 @@ def _older(rank: Path, until_ms: float) -> Iterator[bytes]:
             seen.add(time_ms or 0)
 
 
+WAIT_S: Final = 15.0
 LONGEST_WAIT_S: Final = 600.0
 ASK_EVERY_S: Final = 1.0
 
@@ -271,25 +272,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "send nothing; write OpenMetrics text for promtool to DIR"
     way.add_argument("--blocks", type=Path, metavar="DIR", help=text)
     older = "with --blocks: only samples older than this (default: 24); 0: all"
-    add(
-        "--older-than", type=amount("hours", MOST_HOURS), default=WINDOW_S / 3600, metavar="HOURS", help=older
-    )
+    add("--older-than", type=amount("hours", MOST_HOURS), metavar="HOURS", help=older)
     prometheus = "with --verify: its address (default: that of the stack)"
     add("--prometheus", default="", metavar="URL", help=prometheus)
     wait = "with --verify: seconds to wait for arrival (default: 15)"
-    add("--wait", type=amount("seconds", LONGEST_WAIT_S), default=15.0, metavar="S", help=wait)
+    add("--wait", type=amount("seconds", LONGEST_WAIT_S), metavar="S", help=wait)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
+    _refuse_ignored(args)
     try:
         directory = chosen_run(args.run, args.run_dir)
         if args.blocks:
-            return blocks(directory, args.blocks, older_than_s=args.older_than * 3600)
+            older_than_s = WINDOW_S if args.older_than is None else args.older_than * 3600
+            return blocks(directory, args.blocks, older_than_s=older_than_s)
         if args.verify:
             usual = usual_places(configuration.state_folder(), os.environ)
             url = args.prometheus or usual.get(PROMETHEUS, "")
-            return verify(directory, url.rstrip("/"), wait_s=args.wait)
+            return verify(directory, url.rstrip("/"), wait_s=WAIT_S if args.wait is None else args.wait)
         counts = replay(
             directory, endpoint=args.endpoint, recorded=args.all, rejected=args.rejected, dry_run=args.dry_run
         )
@@ -297,6 +298,23 @@ def run(args: argparse.Namespace) -> int:
         raise RunDirectoryError(f"{error.filename or 'the spool'}: {error.strerror or error}") from error
     _say(directory, counts, verb="to send" if args.dry_run else "accepted")
     return 1 if counts.kept or counts.rejected else 0
+
+
+def _refuse_ignored(args: argparse.Namespace) -> None:
+    """Raises ConfigError for an option that has no effect in the chosen mode."""
+    mode = "--verify" if args.verify else "--blocks" if args.blocks else ""
+    options = {
+        "--older-than": (args.older_than is not None, ("--blocks",)),
+        "--prometheus": (bool(args.prometheus), ("--verify",)),
+        "--wait": (args.wait is not None, ("--verify",)),
+        "--endpoint": (bool(args.endpoint), ("",)),
+        "--all": (args.all, ("",)),
+        "--rejected": (args.rejected, ("",)),
+    }
+    for name, (given, modes) in options.items():
+        if given and mode not in modes:
+            where = f"with {mode}" if mode else f"without {modes[0]}"
+            raise ConfigError(f"{name}: has no effect {where}. Leave it out")
 
 
 def _say(directory: Path, counts: RequestCounts, *, verb: str) -> None:

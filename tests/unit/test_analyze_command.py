@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,12 @@ def test_json_is_one_document_per_trace(tmp_path: Path, cli: Cli) -> None:
 
 def test_a_run_stands_for_its_newest_capture(tmp_path: Path, cli: Cli) -> None:
     """All ranks of it, so that waiting shows."""
-    page = cli("analyze", a_run(tmp_path, ranks=2)).printed
+    page = cli("analyze", a_run(tmp_path / "of me", ranks=3)).printed
+    command = shlex.split(page.splitlines()[-1].partition(": otel-train ")[2])
 
-    assert "of 2 ranks" in page
+    assert command[0] == "analyze"
+    assert [Path(word).is_file() for word in command[1:]] == [True, True]
+    assert "of 3 ranks" in page
     assert "made wait" in page
 
 

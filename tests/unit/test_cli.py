@@ -912,6 +912,50 @@ def test_ranks_of_a_program_that_is_started_for_a_capture_are_refused(
     assert f"{given}: names ranks of a live run" in cli("profile", f"--output-dir={tmp_path}", word).refused
 
 
+def test_a_rank_beside_ranks_is_refused(run_of_two: Path, cli: Cli) -> None:
+    """It was ignored: the ranks were captured without it."""
+    assert "expected one of them" in cli("profile", run_of_two, "--rank=1", "--ranks=0").refused
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--older-than=1", "--older-than: has no effect without --blocks"),
+        ("--wait=1", "--wait: has no effect without --verify"),
+        ("--prometheus=http://p:9090 --blocks=b", "--prometheus: has no effect with --blocks"),
+        ("--endpoint=http://c:4318 --verify", "--endpoint: has no effect with --verify"),
+        ("--all --verify", "--all: has no effect with --verify"),
+        ("--rejected --blocks=b", "--rejected: has no effect with --blocks"),
+    ],
+)
+def test_an_option_of_replay_that_would_be_ignored_is_refused(
+    words: str, said: str, run_of_two: Path, cli: Cli
+) -> None:
+    """Whoever gives it expects an effect."""
+    assert said in cli("replay", run_of_two, *words.split()).refused
+
+
+@pytest.mark.parametrize(
+    ("words", "starts"), [("", False), ("--output-dir=d", True), ("--output-dir=d r1", False)]
+)
+def test_a_profile_of_the_demo_counts_as_a_program_that_is_started(
+    words: str, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It handles Ctrl-C itself, and forks: no thread may run beside it."""
+    begun: list[str] = []
+
+    def begin(_: object, name: str) -> threading.Thread:
+        begun.append(name)
+        return threading.Thread()
+
+    monkeypatch.setattr(sys, "argv", ["otel-train", "profile", *words.split()])
+    monkeypatch.setattr(profile, "run", lambda _: 0)
+    monkeypatch.setattr("otel_train.cli.main.daemon_thread", begin)
+
+    assert main() == 0
+    assert bool(begun) != starts
+
+
 def test_a_request_for_a_capture_that_no_one_took_is_taken_back(run_of_two: Path, cli: Cli) -> None:
     """Left in the folder, the next start of the run would capture what is not waited for."""
     rank = run_of_two / "rank0"
