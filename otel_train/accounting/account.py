@@ -189,8 +189,9 @@ class ThreadAccount(Nesting):
     @property
     def final_ns(self) -> int:
         """Instant before which phase and step of all time are known."""
-        waiting = [*self._batches.pending, *(each.making for each in self._passes.values())]
-        return min((items[0][BEGUN_NS] for items in waiting if items), default=self.accounted_ns)
+        return min(
+            (items[0][BEGUN_NS] for items in self._batches.pending if items), default=self.accounted_ns
+        )
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
         """Processes the next events: times in nanoseconds, never falling, and codes.
@@ -289,7 +290,7 @@ class ThreadAccount(Nesting):
         self._add()
         self._batches.close()
         for each in self._passes.values():
-            self._forget(each)
+            self._batches.forget(each)
         for source in list(self._ended):
             self._end_failed_pass(source)
         for home in (*self._homes, *(home for _, home in self._suspended.values())):
@@ -374,6 +375,7 @@ class ThreadAccount(Nesting):
         asked = self._pass_of(stage.source, stage.payload)
         if stage.flags & _START:
             self._starting = asked
+            self._batches.creates(asked)
             self._choose_place()
             self._end_failed_pass(stage.source)
         elif not self._in_checkpoint:
@@ -487,7 +489,7 @@ class ThreadAccount(Nesting):
             self._go_on_computing()
             used_later = stage.payload and asked is self._phases.left_over
             if op == STOP and not used_later:
-                del self._passes[source, stage.payload]
+                self._batches.forget(self._passes.pop((source, stage.payload)))
 
     def _go_on_computing(self) -> None:
         """Opens a batch if a pass has ended inside a computing stage (a closure that reads a loader): that time is not outside."""
@@ -519,7 +521,7 @@ class ThreadAccount(Nesting):
                 self._add_row("endings", source, Ending.DISPOSED, ns)
             batches.dispose(gone)
             self._go_on_computing()
-            self._forget(gone)
+            batches.forget(gone)
         elif op == MARK and payload:
             self._book.open.number = payload - 1
         elif op == MARK:
@@ -535,17 +537,12 @@ class ThreadAccount(Nesting):
             self._go_on_computing()
             self._add_row("said", ns, op, payload)
 
-    def _forget(self, gone: Pass) -> None:
-        """Books the creation of an iterator that is not requested any more as a wait that gave no batch."""
-        making, gone.making = gone.making, []
-        self._book.beside(making, self._phases.phase_of(gone), gone.source)
-
     def _pass_of(self, source: int, number: int) -> Pass:
         """Returns the pass of a request. Loaders that do not number their iterators have one pass at a time."""
         found = self._passes.get((source, number))
         if found is None:
             while len(self._passes) >= MOST_PASSES:
                 over = (key for key, each in self._passes.items() if each.ended)
-                self._forget(self._passes.pop(next(over, next(iter(self._passes)))))
+                self._batches.forget(self._passes.pop(next(over, next(iter(self._passes)))))
             found = self._passes[source, number] = Pass(source)
         return found

@@ -74,7 +74,7 @@ class Pass:
         is_behind: whether an evaluation looks one batch ahead in it, and the step of its last batch is still to come.
         caches: whether batches that ran without gradients were of the step of a later batch of the pass.
         is_of_model: whether its last request was inside the forward of a model, which requests its own batches.
-        making: items of the creation of its iterator.
+        making: items of the creation of its iterator, until they are booked. Always the same list: its ``append`` is in use.
         making_ns: duration of that creation; -1 once the first batch is fetched.
     """
 
@@ -91,6 +91,14 @@ class Pass:
     is_of_model: bool = False
     making: list[Item] = field(default_factory=list)
     making_ns: int = -1
+
+    def take_making(self) -> list[Item]:
+        """Removes and returns the items of the creation of its iterator."""
+        items = self.making.copy()
+        self.making.clear()
+        if items:
+            self.making_ns = sum(item[NS] for item in items)
+        return items
 
 
 @dataclass(slots=True, eq=False)
@@ -139,9 +147,7 @@ class Batch:
         asked.batches += 1
         asked.ended = False
         if asked.making:  # the creation of the iterator is a part of the wait for its first batch
-            self.add_items(asked.making)
-            asked.making_ns = sum(item[NS] for item in asked.making)
-            asked.making = []
+            self.add_items(asked.take_making())
 
     def add_items(self, items: list[Item]) -> None:
         """Adds items, which may be earlier than its own."""
@@ -236,6 +242,8 @@ class Batches:
         self._book = book
         self._decision = decision
         self._phases = phases
+        self._created: list[Pass] = []
+        """Passes whose iterator was created, and whose creation may not be booked yet."""
         self._gave_one_batch: set[int] = set()
         """Loaders whose last pass gave one batch: ``next(iter(loader))``."""
         self._requested_together: dict[int, list[int]] = {}
@@ -245,11 +253,12 @@ class Batches:
 
     @property
     def pending(self) -> list[list[Item]]:
-        """Items of the batches that wait, of the open batch, and of a step without evidence of training yet."""
+        """Items of the batches that wait, of the open batch, of created iterators, and of a step without evidence of training."""
         open_too = [] if self.open is None else [*self.open.row, self.open]
         return [
             self._phases.lead,
             *(batch.items for batch in (*self._phases.waiting, *self._phases.pair, *open_too)),
+            *(each.making for each in self._created),
         ]
 
     # -- what opens a batch ------------------------------------------------------------------------
@@ -367,9 +376,11 @@ class Batches:
             self._open(None)
 
     def limit_items(self) -> None:
-        """Judges the open batch early if it has too many items."""
+        """Judges the open batch, and books the creation of an iterator, early if it has too many items."""
         if self.open is not None and len(self.open.items) > MOST_ITEMS:
             self.boundary(_SAID)
+        if self._created and len(self._created[-1].making) > MOST_ITEMS:
+            self.forget(self._created[-1])
 
     def _open(self, batch: Batch | None) -> None:
         self.open = batch
@@ -394,6 +405,27 @@ class Batches:
         whole.loader, whole.shows = batch.loader, batch.shows
         self._requested_together.update(dict.fromkeys(whole.loaders, whole.loaders))
         self._open(whole)
+
+    # -- iterators that are not requested -----------------------------------------------------------
+
+    def creates(self, asked: Pass) -> None:
+        """Handles the start of the creation of an iterator."""
+        self.limit_items()
+        self._created = [each for each in self._created if each.making and each is not asked]
+        self._created.append(asked)
+
+    def forget(self, gone: Pass) -> None:
+        """Books the creation of an iterator as a wait that gave no batch: it is not requested any more, or not soon."""
+        self._book.beside(gone.take_making(), self._phases.phase_of(gone), gone.source)
+
+    def _forget_created(self) -> None:
+        """Books the creation of iterators that were not requested until a step that began later has closed.
+
+        Other time could else not become final before their first request, which may come hours later.
+        """
+        for each in self._created:
+            if each.making and each.making[0][BEGUN_NS] < self._book.closed_from_ns:
+                self.forget(each)
 
     # -- what ends a batch -------------------------------------------------------------------------
 
@@ -448,6 +480,7 @@ class Batches:
                 whole.dropped, last = True, whole.passes[-1]
                 whole.fetched = not (last.computed and self._has_another())
                 self._phases.left_over = last if whole.fetched else None
+                self.stopped = None
                 self._open(self._batch_in_hand() if whole.fetched and last.drawn_again else None)
             return  # else the batch of another loader goes on, for which it was fetched
         self.boundary(_PASS_END)
@@ -506,6 +539,7 @@ class Batches:
             self._book.close_step()
         if self._phases.waiting:
             self._phases.book_waiting(ended_too=why is not _PASS_END, unused_too=why is not _PASS_END)
+        self._forget_created()
 
     def happened(self, source: int, shows: int, *, asking: bool) -> None:
         """Handles the end of a backward or of an outermost update, before it is added to the open batch.
@@ -521,6 +555,7 @@ class Batches:
         if source in self._book.open.updated and self.open is not None and not asking:
             self._phases.train_up_to(shows, self.open)
             self._book.close_step()
+            self._forget_created()
         self._book.open.updated = (*self._book.open.updated[:1], source)
 
     def close(self) -> None:

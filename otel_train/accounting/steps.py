@@ -139,6 +139,7 @@ class StepBook:
         now_ns: time of the last manual mark of a step.
         closed: number of training steps that have closed and are counted.
         waited_ns: waits for data in these steps.
+        closed_from_ns: start of the step of any phase that closed last; 0 before.
     """
 
     def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
@@ -146,7 +147,7 @@ class StepBook:
         self.gathered = Gathered()
         self.backward_seen = False
         self.train_loader = -1
-        self.now_ns = self.closed = self.waited_ns = 0
+        self.now_ns = self.closed = self.waited_ns = self.closed_from_ns = 0
         self._serial = 0
         self._stage = -1
         """Outermost stage of the last item that was in a stage; -1 before."""
@@ -164,6 +165,7 @@ class StepBook:
         self._serial += 1
         step = Step(self._serial, phase, loader)
         self._book(items, step, loaders, Activity.EVAL)
+        self.closed_from_ns = step.started_ns
         self.gathered.rows["steps"].extend(_ROW(step))
 
     def beside(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int] = ()) -> None:
@@ -193,6 +195,7 @@ class StepBook:
         self.open.counted = int(counted)
         self.closed += int(counted)
         self.waited_ns += self.open.wait_ns if counted else 0
+        self.closed_from_ns = self.open.started_ns
         self.gathered.rows["steps"].extend(_ROW(self.open))
         self._serial += 1
         self.open = Step(self._serial, TRAIN)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.types import SourceTable
 from otel_train.recording.events import Flag, Op, SourceKind
 from tests.support.edges import TRAINING, Book, Tape, account_for, phase_name
 
@@ -939,3 +941,74 @@ def test_batches_whose_forward_raised_last_in_a_run_are_training() -> None:
 
     assert book.steps("eval") == []
     assert [step.counted for step in book.steps("train")] == [1, 1, 0]
+
+
+# --- iterators, and batches that wait -------------------------------------------------------------
+
+
+def fed(tape: Tape) -> ThreadAccount:
+    """An account of the tape that is still open."""
+    account = ThreadAccount(tape.started_ns, SourceTable().extend(tape.sources))
+    account.feed(tape.times, tape.codes)
+    return account
+
+
+@pytest.mark.parametrize("loop", [
+    pytest.param(lambda tape: tape.step(), id="training"),
+    pytest.param(lambda tape: tape.forward().backward().update(), id="training without a loader"),
+    pytest.param(lambda tape: tape.ask("test").forward(flags=0), id="evaluation"),
+])  # fmt: skip
+def test_an_iterator_that_is_requested_later_does_not_delay_other_time(loop: Callable[[Tape], Tape]) -> None:
+    """``val_iter = iter(val_loader)`` before the loop. Captures and trackers wait until time is final."""
+    tape = Tape().repeat(10, Tape.step).stop().start("val", iterator=1).repeat(100, loop)
+
+    assert tape.now_ns - fed(tape).final_ns < 200
+
+
+def test_the_creation_of_an_iterator_that_is_requested_after_a_step_is_a_wait_in_no_step() -> None:
+    """The first validation may come hours after it. Its batch still shows how long the iterator took."""
+    tape = (
+        Tape().start("val", 40, iterator=1).repeat(3, Tape.step).ask("val", iterator=1).forward(11, flags=0)
+    )
+
+    book = account_for(tape.stop("val", iterator=1))
+
+    assert book.durations() == [STEP] * 3
+    assert book.durations("eval") == [5 + 11]
+    assert book.self_ns("activity") == {"data_wait": 15, "productive": 3 * 57, "eval": 40 + 16 + 5}
+    assert [row[4] for part in book.closed for row in part.batches.tolist()] == [-1, -1, -1, 40]
+
+
+def test_the_creation_of_two_iterators_before_a_loop_is_of_the_first_step_that_requests_both() -> None:
+    """``zip`` over two loaders creates both iterators first."""
+    tape = Tape().start("a", 4, iterator=1).start("b", 6, iterator=2)
+    tape.repeat(3, lambda t: t.ask("a", iterator=1).ask("b", iterator=2).forward().backward().update())
+
+    assert account_for(tape).durations() == [4 + 6 + 67, 67, 67]
+
+
+def test_an_iterator_that_is_exhausted_inside_a_checkpoint_leaves_its_creation_accounted_for() -> None:
+    """The request is of the checkpoint; the creation came before it."""
+    tape = trained().start("val", 40, iterator=1).begin(CHECKPOINT, "save").stop("val", 7, iterator=1)
+
+    book = account_for(tape.end(CHECKPOINT, "save"))
+
+    assert sum(book.self_ns("activity").values()) == tape.now_ns
+    assert book.self_ns("activity")["checkpoint"] == 7
+
+
+def test_a_zip_that_ends_without_a_batch_may_be_repeated() -> None:
+    """Its second loader fails at the first request, and both iterators are deleted; the loop starts again."""
+    tape = Tape()
+    for turn in range(3):
+        first, second = 2 * turn + 1, 2 * turn + 2
+        tape.start("code", iterator=first).start("code", iterator=second)
+        for _ in range(0 if turn else 10):
+            tape.ask("code", iterator=first).ask("code", iterator=second).forward().backward().update()
+        tape.ask("code", iterator=first).ask("code", iterator=second, op=Op.FAIL)
+        tape.dispose("code", second).dispose("code", first)
+
+    book = account_for(tape.forward())
+
+    assert book.updates == 10
+    assert sum(book.self_ns("activity").values()) == tape.now_ns
