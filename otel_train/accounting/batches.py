@@ -431,7 +431,7 @@ class Batches:
 
     def stop(self, stopped: Pass) -> None:
         """Handles the end or the failure of a loader that was requested."""
-        stopped.ended = True
+        self._phases.end_pass(stopped)
         batch = self.open
         if batch is not None and stopped in batch.passes:
             if batch.fetched and not batch.shows:  # the end of a ``zip``, or the loader restarts at once
@@ -451,7 +451,7 @@ class Batches:
 
     def dispose(self, gone: Pass) -> None:
         """Handles the deletion of the iterator of a pass."""
-        gone.ended = True
+        self._phases.end_pass(gone)
         if gone.batches == 1:
             gone.drawn_again = gone.source in self._gave_one_batch
             self._gave_one_batch.add(gone.source)

@@ -81,6 +81,8 @@ class BatchPhases:
         """Loader of a training batch that no model had used when another loader was requested; -1 for none."""
         self._trained_last: list[Pass] = []
         """Passes of the last batch that trained."""
+        self._undecided = self._undecided_items = 0
+        """The first of the waiting batches, and their items: their phase is known at the end of their passes, not earlier."""
 
     # -- what is known of a pass -------------------------------------------------------------------
 
@@ -316,6 +318,7 @@ class BatchPhases:
         if len(found) != 1 or not found[0].fetched:
             return None
         self.waiting.remove(found[0])
+        self._undecided = self._undecided_items = 0
         return found[0]
 
     @property
@@ -339,7 +342,7 @@ class BatchPhases:
 
     def _end_marked_step(self, batch: Batch, items: list[Item]) -> list[Item]:
         """Books the batches before the end of a marked step as training; returns the last items of that step."""
-        waiting, self.waiting = self.waiting, []
+        waiting = self._take_waiting()
         for before in waiting:
             self._train(before.items, before)
         self._set_phase(batch, TRAIN)
@@ -406,7 +409,7 @@ class BatchPhases:
                 if not frozen:
                     break
         if last >= 0:
-            waiting, self.waiting = self.waiting, []
+            waiting = self._take_waiting()
             self._set_training(batch)
             waiting = self._take_trials(waiting, batch, items[:last])
             caches = next(filter(None, shown)) == FORWARD_CACHED
@@ -570,18 +573,26 @@ class BatchPhases:
         else:
             self.waiting.append(batch)
 
+    def end_pass(self, ended: Pass) -> None:
+        """Handles the end of a pass: the phase of its waiting batches may be known now."""
+        ended.ended = True
+        self._undecided = self._undecided_items = 0
+
     def book_waiting(self, *, ended_too: bool, unused_too: bool) -> None:
         """Books waiting batches whose phase is known now.
+
+        The first ``_undecided`` batches are skipped: a request would else take time proportional to all that wait.
 
         Args:
             ended_too: also batches with forwards of passes that have ended, although a backward may still come.
             unused_too: also batches of ended passes that no model has used, although a later stage may still use them.
         """
         kept: list[Batch] = []
-        full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
+        full = self._is_full()
+        later = self.waiting[self._undecided :]
         overdue = len(self.waiting) - LOOKS_AHEAD
         trains = self.trained or self._decision.source in _BY_TRAINING
-        for place, batch in enumerate(self.waiting):
+        for place, batch in enumerate(later, self._undecided):
             unused = self._only_unused(batch)
             forward = not unused and batch.has_forward
             over = self.left_over not in batch.passes and batch.is_over
@@ -606,7 +617,30 @@ class BatchPhases:
                     self._book_rest(batch, evaluates=evaluates)
             else:
                 kept.append(batch)
-        self.waiting = kept
+        self.waiting[self._undecided :] = kept
+        self._skip_undecided(kept)
+
+    def _is_full(self) -> bool:
+        """Returns whether too many items wait. No waiting batch is skipped then."""
+        later = sum(len(batch.items) for batch in self.waiting[self._undecided :])
+        full = self._undecided_items + later > MOST_ITEMS
+        if full:
+            self._undecided = self._undecided_items = 0
+        return full
+
+    def _skip_undecided(self, kept: list[Batch]) -> None:
+        """Lets the next calls of ``book_waiting`` skip batches whose forwards only the end of their passes decides."""
+        for batch in kept:
+            if batch.cached or batch.is_over or batch.has_gradients or not batch.has_forward:
+                return
+            self._undecided += 1
+            self._undecided_items += len(batch.items)
+
+    def _take_waiting(self) -> list[Batch]:
+        """Removes and returns all batches that wait."""
+        waiting, self.waiting = self.waiting, []
+        self._undecided = self._undecided_items = 0
+        return waiting
 
     def _awaits_backward(self, batch: Batch) -> bool:
         """Returns whether a batch continues one that an evaluation interrupted, whose pass may end before its backward."""

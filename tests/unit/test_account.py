@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.batches import Batch
 from otel_train.accounting.types import SourceTable
 from otel_train.recording.events import Flag, Op, SourceKind
 from tests.support.edges import TRAINING, Book, Tape, account_for, phase_name
@@ -1012,3 +1013,22 @@ def test_a_zip_that_ends_without_a_batch_may_be_repeated() -> None:
 
     assert book.updates == 10
     assert sum(book.self_ns("activity").values()) == tape.now_ns
+
+
+def test_a_request_takes_the_same_work_however_many_batches_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A validation with gradients in training mode waits until its pass ends: a backward may follow."""
+    looked_at = 0
+    has_forward = vars(Batch)["has_forward"]
+
+    def counted(batch: Batch) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return bool(has_forward.fget(batch))
+
+    monkeypatch.setattr(Batch, "has_forward", property(counted))
+    tape = Tape().repeat(10, Tape.step).stop().repeat(300, lambda t: t.ask("val").forward(11))
+
+    account = fed(tape)
+
+    assert 300 <= looked_at < 300 * 5
+    assert len(account.close(tape.now_ns).steps.phase) == 10 + 300
