@@ -20,15 +20,16 @@ from _thread import get_ident
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from otel_train.collectors.cgroup import GROUPS, memory_groups
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 from otel_train.recording.descriptors import set_aside
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
     from array import array
+    from pathlib import Path
 
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, Outcomes
@@ -53,7 +54,7 @@ class OomKills:
     ``groups``: folder in which control groups are mounted.
     """
 
-    def __init__(self, pid: int, groups: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, pid: int, groups: Path = GROUPS) -> None:
         self._files = [path for path in _counters(pid, groups) if os.access(path, os.R_OK)]
         self._before = self._count()
 
@@ -73,20 +74,14 @@ class OomKills:
 
 
 def _counters(pid: int, groups: Path) -> list[Path]:
-    """Returns the files with a row ``oom_kill``, of control groups version 2 (cgroup-v2.rst) and version 1 (memory.rst)."""
-    try:
-        rows = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    """Returns the files with a row ``oom_kill`` of the control groups of a process."""
     found = []
-    for row in rows:
-        _, controllers, path = row.split(":", 2)
-        group = path.lstrip("/")
-        if not controllers:
-            found += [root / group / "memory.events" for root in (groups, groups / "unified")]
-        elif "memory" in controllers.split(","):
-            # In a container without a cgroup namespace the path is that of the host, but the group is mounted as the root.
-            found += [groups / "memory" / each / "memory.oom_control" for each in {group, ""}]
+    for group in memory_groups(pid, groups):
+        own, *_, root = *group.folders, group.mount
+        if group.version == 1:
+            found += [each / "memory.oom_control" for each in {own, root}]
+        else:
+            found.append(own / "memory.events")
     return found
 
 

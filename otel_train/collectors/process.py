@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from otel_train import catalog as c
+from otel_train.collectors.cgroup import GROUPS, memory_groups
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -22,18 +23,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_CGROUP = Path("/sys/fs/cgroup")
-_FILES = (
-    ("memory.max", "memory.current", "memory.stat"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-)
-"""Files with limit, usage and statistics of a control group, for version 2 and version 1."""
+_PROC = Path("/proc/self")
+_FILES = {
+    2: ("memory.max", "memory.current", "memory.stat"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
+}
+"""By version: files with limit, usage and statistics of a control group."""
 
 
 class ProcessReader:
-    """Reads values of a process from psutil, and of its control group; of this process if ``pid`` is None."""
+    """Reads values of a process from psutil, and of its control groups; of this process if ``pid`` is None.
 
-    def __init__(self, cgroup: Path = _CGROUP, *, pid: int | None = None) -> None:
+    ``cgroup``: folder in which control groups are mounted. ``proc``: folder of the processes.
+    """
+
+    def __init__(self, cgroup: Path = GROUPS, *, pid: int | None = None, proc: Path = _PROC.parent) -> None:
         import psutil
 
         self._psutil: Any = psutil
@@ -42,10 +46,14 @@ class ProcessReader:
             self._process = psutil.Process(pid)
         machine = self._machine()
         total = machine.total if machine is not None else 0
-        groups = [[cgroup / name for name in names] for names in _FILES]
-        limited = [(limit, files) for files in groups if (limit := _number(files[0])) and limit < total]
+        groups = memory_groups(pid, cgroup, proc)
+        found = [
+            [folder / name for name in _FILES[group.version]] for group in groups for folder in group.folders
+        ]
+        # A job scheduler sets the limit of a group around the process (Slurm, systemd); the smallest one applies.
+        limited = [(limit, files) for files in found if (limit := _number(files[0])) and limit < total]
         self._limit: int
-        self._limit, self._files = limited[0] if limited else (total, [])
+        self._limit, self._files = min(limited, default=(total, []))
 
     def write(self, builder: MetricBuilder) -> None:
         """Writes the current values; only those of the machine if the process has ended."""
@@ -144,7 +152,6 @@ _LIST_EVERY_NS = 10**9
 _PAUSE_FACTOR = 200
 """Pause between two samples of shared memory, in multiples of the processor time of the last one: half a percent of a core."""
 
-_PROC = Path("/proc/self")
 _KIB = 1024
 
 

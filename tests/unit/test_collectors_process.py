@@ -42,6 +42,13 @@ def cgroup(root: Path, *, limit: str, used: int, inactive: int = 0) -> Path:
     return root
 
 
+def proc_of(root: Path, group: str) -> Path:
+    """A folder of processes whose own control group is known."""
+    (root / "self").mkdir(parents=True)
+    (root / "self" / "cgroup").write_text(f"0::/{group}\n")
+    return root
+
+
 def test_readings_are_those_of_this_process(tmp_path: Path) -> None:
     """In base units, and close to what other tools read."""
     builder = MetricBuilder()
@@ -70,6 +77,18 @@ def test_a_wait_for_a_processor_counts_from_the_first_reading_and_stays_after_th
 def test_the_limit_of_a_control_group_is_the_hosts(tmp_path: Path) -> None:
     """In a container the OOM killer counts from there; cache that can be dropped does not count."""
     reader = ProcessReader(cgroup(tmp_path, limit=str(64 * MIB), used=50 * MIB, inactive=20 * MIB))
+
+    assert reader.host_memory() == (30 * MIB, 64 * MIB)
+
+
+def test_the_smallest_limit_of_the_groups_around_a_process_applies(tmp_path: Path) -> None:
+    """Slurm and systemd limit a group between the root and the process. The root has no limit."""
+    job = tmp_path / "system.slice/slurmstepd.scope/job_1"
+    (job / "step_0").mkdir(parents=True)
+    cgroup(job, limit=str(64 * MIB), used=50 * MIB, inactive=20 * MIB)
+    cgroup(job / "step_0", limit="max", used=10 * MIB)
+    cgroup(job.parent, limit=str(96 * MIB), used=70 * MIB)
+    reader = ProcessReader(tmp_path, proc=proc_of(tmp_path / "proc", f"{job.relative_to(tmp_path)}/step_0"))
 
     assert reader.host_memory() == (30 * MIB, 64 * MIB)
 
