@@ -192,11 +192,15 @@ class Peak:
 
 
 class ChildProcess:
-    """A child process."""
+    """A child process.
+
+    Attributes:
+        sampled_ns: time of the last call of ``sample``; -1 before.
+    """
 
     def __init__(self, process: Any) -> None:
         self.pid: int = process.pid
-        self.sampled_ns = 0
+        self.sampled_ns = -1
         self._process = process
         self._shared = 0
 
@@ -207,7 +211,9 @@ class ChildProcess:
         self._shared = known.rss - known.uss
 
     def held(self) -> int:
-        """Returns the resident bytes that it does not share."""
+        """Returns the resident bytes that it does not share; 0 before the first sample, so that no peak has shared ones."""
+        if self.sampled_ns < 0:
+            return 0
         return max(0, int(self._process.memory_info().rss) - self._shared)
 
 
@@ -237,10 +243,11 @@ class ProcessTreeReader:
         now_ns = self._clock()
         if now_ns - self._listed_ns >= _LIST_EVERY_NS:
             self._listed_ns = now_ns
-            self._children = self._list(now_ns)
+            self._children = self._list()
         if self._children and now_ns >= self._sample_ns:
             begun_ns = time.thread_time_ns()
-            # A page that a forked worker writes to is shared no longer, so the measurement is repeated, the oldest first.
+            # A page that a forked worker writes to is shared no longer, so the measurement is repeated, the oldest first, new
+            # processes before all.
             oldest = min(self._children.values(), key=attrgetter("sampled_ns"))
             self._query(oldest, lambda child: child.sample(now_ns))
             self._sample_ns = now_ns + _PAUSE_FACTOR * (time.thread_time_ns() - begun_ns)
@@ -263,17 +270,16 @@ class ProcessTreeReader:
     def _psutil_rss(self) -> int:
         return self._query(self._own, lambda own: int(own.memory_info().rss)) or 0 if self._own else 0
 
-    def _list(self, now_ns: int) -> dict[int, ChildProcess]:
+    def _list(self) -> dict[int, ChildProcess]:
         try:
             pids = _descendants(self._proc.resolve())
         except OSError:
-            found_by = self._own.children(recursive=True) if self._own else ()
-            pids = [child.pid for child in found_by]
+            found_by = self._query(self._own, lambda own: own.children(recursive=True)) if self._own else None
+            pids = [child.pid for child in found_by or ()]
         found = {pid: child for pid, child in self._children.items() if pid in pids}
         for pid in set(pids).difference(found):
             child = self._query(pid, lambda pid: ChildProcess(self._psutil.Process(pid)))
             if child is not None:
-                self._query(child, lambda child: child.sample(now_ns))
                 found[pid] = child
         return found
 
@@ -289,7 +295,12 @@ def _descendants(proc: Path) -> list[int]:
     """Returns the ids of all descendants of the process at ``proc``. Reads no other processes: a node may have thousands."""
     found: list[int] = []
     for thread in os.listdir(proc / "task"):  # noqa: PTH208 - a Path for each costs more than the look
-        found += map(int, (proc / "task" / thread / "children").read_text().split())
+        folder = proc / "task" / thread
+        try:
+            found += map(int, (folder / "children").read_text().split())
+        except OSError:
+            if folder.exists():  # a kernel without these files; else the thread has ended
+                raise
     for pid in list(found):
         with suppress(OSError):  # it has ended
             found += _descendants(proc.parent / str(pid))

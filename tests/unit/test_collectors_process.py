@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -234,6 +237,84 @@ def test_what_a_worker_shares_with_the_program_is_counted_once() -> None:
     assert len(own) == 100 * MIB
     assert psutil.Process().memory_info().rss > 100 * MIB
     assert after - before < 50 * MIB
+
+
+class Descendant:
+    """A descendant that is only read as often as ``ProcessTreeReader`` does."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.measured = 0
+
+    def memory_full_info(self) -> Any:
+        self.measured += 1
+        return SimpleNamespace(rss=100 * MIB, uss=40 * MIB)
+
+    def memory_info(self) -> Any:
+        return SimpleNamespace(rss=100 * MIB)
+
+
+def tree_of(root: Path, children: Iterable[int]) -> Path:
+    """A process folder with one thread that has started these processes."""
+    (root / "task" / "1").mkdir(parents=True)
+    (root / "task" / "1" / "children").write_text(" ".join(map(str, children)))
+    (root / "status").write_text("VmHWM:\t 1024 kB\nVmRSS:\t 1024 kB\n")
+    return root
+
+
+def test_new_workers_are_measured_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that a loader starts for each epoch are measured within the processor time that a sample may take."""
+    workers = {pid: Descendant(pid) for pid in range(2_000_000_001, 2_000_000_005)}
+    clock = FakeClock()
+    reader = ProcessTreeReader(clock, tree_of(tmp_path, workers))
+    monkeypatch.setattr(psutil, "Process", workers.__getitem__)
+    levels = []
+    for measured in range(1, 5):
+        levels.append(reader.read().level)
+        assert sum(worker.measured for worker in workers.values()) == measured
+        clock.tick(s=60)
+
+    assert levels == [MIB + 40 * MIB * number for number in range(1, 5)]
+
+
+def test_a_thread_that_ends_while_descendants_are_listed_hides_no_other(tmp_path: Path) -> None:
+    """A program starts and ends threads all the time. The list of all processes of a node takes long."""
+    listed = os.listdir
+    tree_of(tmp_path, [7])
+
+    def stale(path: Path) -> list[str]:
+        return [*listed(path), "2"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "listdir", stale)
+        assert process._descendants(tmp_path) == [7]
+
+
+def test_a_kernel_without_lists_of_children_is_told_from_a_thread_that_has_ended(tmp_path: Path) -> None:
+    """There psutil lists them."""
+    (tree_of(tmp_path, ()) / "task" / "1" / "children").unlink()
+
+    with pytest.raises(FileNotFoundError):
+        process._descendants(tmp_path)
+
+
+def test_the_memory_of_a_process_that_has_ended_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    """An agent samples until it has closed the run of a rank that was killed."""
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    clock = FakeClock()
+    tree = ProcessTreeReader(clock, Path(f"/proc/{pid}"), pid=pid)
+    monitor = MemoryMonitor(datasets=lambda _: None, caches=dict, devices=dict, clock=clock, tree=tree)
+    monitor.sample()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    for _ in range(3):
+        clock.tick(s=2)
+        monitor.sample()
+
+    assert monitor.guard.faults == 0
+    assert caplog.text == ""
 
 
 def test_without_the_kernels_files_psutil_is_asked(tmp_path: Path) -> None:
