@@ -147,7 +147,7 @@ CPU_MODE: Final = Label("cpu.mode", 3, values=("user", "system"),
     meaning="Where the processor time was spent.")
 MEMORY_COMPONENT: Final = Label("train.memory.component", 6,
     values=("dataset", "cache", "prefetch_queue", "pinned", "workers"),
-    meaning="What holds the memory; components are disjoint.")
+    meaning="What holds the memory; components are disjoint. `workers`: resident memory that they do not share.")
 DEVICE: Final = Label("hw.name", 16, open=True, meaning="The accelerator.")
 TRANSFER_DIRECTION: Final = Label("train.transfer.direction", 2, values=("h2d", "d2h"),
     meaning="From host to device, or back.")

@@ -89,7 +89,7 @@ class MetricReader:
         self._sources.accelerators.write(builder)
         self._sources.hardware.write(builder)
         self._write_run(builder)
-        self._sources.watch.write(builder, self._run_metrics.loaders, self._sources.process.rss_of)
+        self._sources.watch.write(builder, self._run_metrics.loaders, self._sources.process.unshared_of)
         self._write_throughput(builder)
         self._write_health(builder)
         builder.put(c.RANK_TIME, max(0, self._run.ended_by(now_ns) - self._run.started_ns) / NS_PER_S)

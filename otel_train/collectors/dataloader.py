@@ -61,8 +61,14 @@ class LoaderWatch:
         """Returns the facts about each loader that events do not contain."""
         return {name: self._facts(name, report) for name, report in list(self.loaders().items())}
 
-    def write(self, builder: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
-        """Writes the current values. ``folded`` bounds loader names; ``rss_of`` returns the resident bytes of a process."""
+    def write(self, builder: MetricBuilder, folded: LabelLimiter, unshared_of: Callable[[int], int]) -> None:
+        """Writes the current values.
+
+        Args:
+            builder: takes them.
+            folded: bounds loader names.
+            unshared_of: returns the resident bytes that a process does not share.
+        """
         for name, report in list(self.loaders().items()):
             label = folded.limit(name)
             self._write_endings(builder, name, label, sized=report.sized)
@@ -71,7 +77,7 @@ class LoaderWatch:
                 builder.put(c.TOKENS, report.token_count, label, report.phase or "train")
             if report.state is not None:
                 self._write_workers(builder, label, report, report.state)
-                builder.put(c.MEMORY_USAGE, sum(map(rss_of, report.state.pids)), label, "workers")
+                builder.put(c.MEMORY_USAGE, sum(map(unshared_of, report.state.pids)), label, "workers")
         for (name, how), number in self.worker_exits.items():
             builder.put(c.LOADER_WORKER_EXITS, number, folded.limit(name), how)
         loaders = self._run.totals.loaders

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
+_MEASURE_EVERY_NS = 60 * 10**9
+_MOST_WORKERS = 1024
+"""Workers whose shared memory is remembered. Loaders may start new ones for each epoch."""
+
 _PROC = Path("/proc/self")
 _FILES = {
     2: ("memory.max", "memory.current", "memory.stat"),
@@ -42,6 +46,7 @@ class ProcessReader:
 
         self._psutil: Any = psutil
         self._process: Any = None
+        self._workers: dict[int, ChildProcess] = {}
         with suppress(psutil.NoSuchProcess):  # another process may have ended by now
             self._process = psutil.Process(pid)
         machine = self._machine()
@@ -53,6 +58,7 @@ class ProcessReader:
         # A job scheduler sets the limit of a group around the process (Slurm, systemd); the smallest one applies.
         limited = [(limit, files) for files in found if (limit := _number(files[0])) and limit < total]
         self._limit: int
+        self._files: list[Path]
         self._limit, self._files = min(limited, default=(total, []))
 
     def write(self, builder: MetricBuilder) -> None:
@@ -74,12 +80,24 @@ class ProcessReader:
         builder.put(c.PROCESS_THREAD_COUNT, self._process.num_threads())
         builder.put(c.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, self._process.num_fds())
 
-    def rss_of(self, pid: int) -> int:
-        """Returns the resident bytes of another process; 0 if it has ended."""
+    def unshared_of(self, pid: int) -> int:
+        """Returns the resident bytes that another process does not share; 0 if it has ended.
+
+        Workers are forks of the program: each maps its pages. What is shared is measured every minute, because that takes long.
+        """
+        now_ns = time.monotonic_ns()
         try:
-            return int(self._psutil.Process(pid).memory_info().rss)
+            worker = self._workers.get(pid) or ChildProcess(self._psutil.Process(pid))
+            if worker.sampled_ns < 0 or now_ns - worker.sampled_ns >= _MEASURE_EVERY_NS:
+                worker.sample(now_ns)
+            held = worker.held()
         except self._psutil.Error:
+            self._workers.pop(pid, None)
             return 0
+        if len(self._workers) >= _MOST_WORKERS:
+            self._workers.clear()
+        self._workers[pid] = worker
+        return held
 
     def _machine(self) -> Any:  # Any: what psutil gives; None where there is no /proc
         with suppress(OSError):

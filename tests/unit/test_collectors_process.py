@@ -114,8 +114,33 @@ def test_a_process_that_is_gone_has_no_memory(tmp_path: Path) -> None:
         os._exit(0)
     os.waitpid(pid, 0)
 
-    assert ProcessReader(tmp_path).rss_of(pid) == 0
-    assert ProcessReader(tmp_path).rss_of(os.getpid()) > MIB
+    assert ProcessReader(tmp_path).unshared_of(pid) == 0
+    assert ProcessReader(tmp_path).unshared_of(os.getpid()) > MIB
+
+
+def test_the_memory_of_workers_is_without_what_they_share(tmp_path: Path) -> None:
+    """Forks that have read the dataset of the program hold it once together. Components of memory are disjoint."""
+    data = bytearray(os.urandom(4096)) * (100 * MIB // 4096)
+    ready, says = os.pipe()
+    pids = []
+    for _ in range(2):
+        if (pid := os.fork()) == 0:
+            sum(data[::4096])
+            os.write(says, b"x")
+            signal.pause()
+        pids.append(pid)
+    for _ in pids:
+        os.read(ready, 1)
+    reader = ProcessReader(tmp_path)
+    try:
+        assert sum(map(reader.unshared_of, pids)) < 100 * MIB
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(ready)
+        os.close(says)
+    assert sum(map(reader.unshared_of, pids)) == 0
 
 
 def test_a_process_that_has_ended_and_was_not_waited_for_writes_no_memory(tmp_path: Path) -> None:
