@@ -41,6 +41,9 @@ because a run has thousands of windows, and a streak may end in each of them."""
 
 LEAST_WINDOWS: Final = 3
 
+MEAN_WINDOWS: Final = 64
+"""Most windows over which the excess of a rank is averaged, unless more are needed to exclude chance."""
+
 STEADY: Final = {3: 70.7, 4: 22.2, 5: 13.0, 6: 9.68, 7: 8.02, 8: 7.06, 9: 6.44, 10: 6.01}
 """By number of consecutive windows: a rank whose mean excess is at least this many standard errors is named, before the number of
 windows alone excludes chance. Student's t, one-sided at 0.01 %: a tenth of ``BY_LUCK``, because it is tested in each window."""
@@ -174,9 +177,11 @@ class Stragglers:
             return
         if candidate is None or (self._streak and self._streak[-1].host != candidate.host):
             self._streak = []
+        hosts = [report.host for report in now.values()]
         if candidate is not None:
-            self._streak = [*self._streak, candidate][-64:]
-        self.slow = _repeated(self._streak, [report.host for report in now.values()])
+            most = max(MEAN_WINDOWS, _needed_of_host(candidate.host, hosts))
+            self._streak = [*self._streak, candidate][-most:]
+        self.slow = _repeated(self._streak, hosts)
 
 
 def window_between(
@@ -327,10 +332,15 @@ def _repeated(streak: list[Straggler], hosts: list[str]) -> Straggler | None:
     alone = list(takewhile(lambda slow: slow.rank == last.rank, reversed(streak)))
     if len(alone) >= windows_needed(len(hosts)) or _is_steady(alone):
         return _together(alone)
-    beside = hosts.count(last.host)
-    if 0 < beside < len(hosts) and len(streak) >= windows_needed(len(hosts) / beside):
+    if 0 < _needed_of_host(last.host, hosts) <= len(streak):
         return _together(streak)
     return None
+
+
+def _needed_of_host(host: str, hosts: list[str]) -> int:
+    """Returns the consecutive windows after which a host is named whose ranks take turns; 0 if it is the only one."""
+    beside = hosts.count(host)
+    return windows_needed(len(hosts) / beside) if 0 < beside < len(hosts) else 0
 
 
 def _is_steady(streak: list[Straggler]) -> bool:

@@ -215,6 +215,22 @@ def test_a_node_whose_ranks_take_turns_as_the_slowest_is_named() -> None:
     assert {excess.rank for excess in job.stragglers.top} == set(range(8, 16))
 
 
+def test_a_node_with_most_of_the_ranks_is_named_when_enough_windows_exclude_chance() -> None:
+    """Nine of ten ranks are on one node: chance picks that node 64 times in a row more often than once in a thousand."""
+    job = Job(10)
+    job.now = {rank: each._replace(host=f"gpu-{rank // 9}") for rank, each in job.now.items()}
+    needed = windows_needed(10 / 9)
+    for window in range(needed + 1):
+        own_s = np.where(np.arange(10) == window % 9, 0.04, 0.01)
+        spent = (FAIR | {"forward": f, "backward": 0.06 - f} for f in own_s.tolist())
+        found = job.window(*spent)
+        assert (found is None) == (window + 1 < needed)
+
+    assert needed > 64
+    assert found is not None
+    assert (found.host, found.ranks, found.windows) == ("gpu-0", 9, needed)
+
+
 def test_a_rank_that_has_recovered_is_named_no_longer() -> None:
     """The finding is about now."""
     job = Job(2)
