@@ -26,7 +26,7 @@ OPENERS = {
 
 ELSEWHERE = {
     "agent/process.py": "/proc",
-    "agent/messages.py": "/proc and control groups",
+    "agent/messages.py": "control groups",
     "agent/rank_end.py": "/proc",
     "agent/ring_reader.py": "names in shared memory",
     "trace_analysis/reader.py": "events of a trace that has been read",
@@ -40,6 +40,7 @@ ELSEWHERE = {
     "exporters/otlp_response.py": "answers over http",
     "exporters/otlp_json.py": "a line of the spool that has been read",
     "exporters/otlp_transport.py": "certificates that variables name; a line of the spool that has been read",
+    "collectors/cgroup.py": "/proc",
     "collectors/process.py": "/proc",
     "exporters/manager.py": "its own method of that name",
     "files.py": "this is the module",

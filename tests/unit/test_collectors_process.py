@@ -315,7 +315,7 @@ def test_a_thread_that_ends_while_descendants_are_listed_hides_no_other(tmp_path
         assert process._descendants(tmp_path) == [7]
 
 
-def test_a_kernel_without_lists_of_children_is_told_from_a_thread_that_has_ended(tmp_path: Path) -> None:
+def test_a_kernel_without_lists_of_children_raises(tmp_path: Path) -> None:
     """There psutil lists them."""
     (tree_of(tmp_path, ()) / "task" / "1" / "children").unlink()
 
