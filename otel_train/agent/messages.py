@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from otel_train.collectors.cgroup import GROUPS, memory_groups
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 from otel_train.recording.descriptors import set_aside
+from otel_train.resource import GROUPS, memory_groups
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:

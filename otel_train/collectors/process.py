@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from otel_train import catalog as c
-from otel_train.collectors.cgroup import GROUPS, memory_groups
+from otel_train.resource import GROUPS, memory_groups
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:

@@ -40,7 +40,6 @@ ELSEWHERE = {
     "exporters/otlp_response.py": "answers over http",
     "exporters/otlp_json.py": "a line of the spool that has been read",
     "exporters/otlp_transport.py": "certificates that variables name; a line of the spool that has been read",
-    "collectors/cgroup.py": "/proc",
     "collectors/process.py": "/proc",
     "exporters/manager.py": "its own method of that name",
     "files.py": "this is the module",
