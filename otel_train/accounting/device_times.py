@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.accounting.nesting import DEEPEST
 from otel_train.datamodel import DeviceTimes, Pace
 from otel_train.recording.events import (
     BEGIN,
@@ -155,9 +156,6 @@ class PaceReader:
             )
 
 
-_DEEPEST = 64
-"""Open stages that are remembered. The end of a stage may never be seen, so older ones are forgotten."""
-
 # An interval of a suspended stage is not a call, and neither is the creation of an iterator.
 _WHOLE = OP_MASK | Flag.START << FLAG_SHIFT
 
@@ -229,7 +227,7 @@ class DevicePairs:
         op = record.code & OP_MASK
         if op < END:
             self._open.append(_OpenStage(record.code, record.host_ns, self._at_ns))
-            del self._open[:-_DEEPEST]
+            del self._open[:-DEEPEST]
         elif op < MARK:
             self._end(record)
 

@@ -278,7 +278,7 @@ class Gathered:
         self.activity_ns = [0] * len(Activity)
         self.updates = self.skipped_updates = 0
 
-    def close(self, open_step: int = -1) -> ClosedSteps:
+    def close(self, open_step: int) -> ClosedSteps:
         """Returns what was gathered; ``NOTHING`` itself if that is nothing. ``open_step``: serial number of the open step."""
         sums = self.updates or self.skipped_updates or any(self.activity_ns)
         booked = sums or self.times or self.around or any(self.rows.values())

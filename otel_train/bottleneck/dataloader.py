@@ -15,6 +15,10 @@ from otel_train.datamodel import NS_PER_S
 if TYPE_CHECKING:
     from otel_train.aggregation.histogram import Histograms
 
+WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.20
+"""Shares of training time spent waiting for data that give a warning and a critical finding.
+Source: the thresholds that TraceML uses for the same question."""
+
 TARGET_BUSY_SHARE = 0.9
 """Share of their time that workers may be busy. At a higher share every slower batch causes a wait."""
 
@@ -204,7 +208,7 @@ def demand_sentence(throughput: LoaderThroughput, ask_s: float) -> str:
     who = "Its worker takes" if throughput.workers == 1 else f"Its {throughput.workers} workers take"
     rate = milliseconds(throughput.build_s / throughput.workers)
     every = f", one every {rate}" if throughput.workers > 1 else ""
-    return f" {who} {each} per batch{every}; the loop asks every {milliseconds(ask_s)}."
+    return f" {who} {each} per batch{every}; the loop requests one every {milliseconds(ask_s)}."
 
 
 def loader_advice(name: str, throughput: LoaderThroughput, *, wait_s: float, ask_s: float) -> str:
@@ -284,7 +288,7 @@ def start_advice(name: str, throughput: LoaderThroughput) -> str:
         return f"DataLoader(..., persistent_workers=True) for `{name}`: its workers then start once, not every pass."
     if throughput.workers:
         return (
-            f"The first batch of `{name}` is built while training waits: smaller batches, or an iterator made "
-            "before the pass before has ended."
+            f"The first batch of `{name}` is built while training waits: smaller batches, or create the "
+            "next iterator before the current pass ends."
         )
     return f"`{name}` does much before its first batch: do that once, when its dataset is made."

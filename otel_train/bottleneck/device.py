@@ -6,15 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from otel_train.aggregation.counters import Recompiled, StageTotals
-from otel_train.bottleneck.dataloader import milliseconds
+from otel_train.bottleneck.dataloader import WARNING_SHARE, milliseconds
 from otel_train.datamodel import NS_PER_S, Finding, Pace
 from otel_train.recording.events import WAIT
 
 MIN_RECOMPILES = 3
 """Recompilations from which they are reported: a short last batch and an evaluation batch cause one each."""
-
-REPORTED_SHARE = 0.10
-"""Least share of training time that is reported, as for data waits in ``rules``."""
 
 SHORT_CALL_S = 2e-3
 """Median call duration below which dispatch may dominate. A CPU backend may compute inside the dispatch, so the split of
@@ -60,9 +57,9 @@ def recompiling(recompiled: Recompiled, total_s: float) -> Finding | None:
     """Reports repeated recompilation; ``total_s`` is the training time."""
     seconds = recompiled.total_ns / NS_PER_S
     share = min(1.0, seconds / total_s)
-    if recompiled.count < MIN_RECOMPILES or share < REPORTED_SHARE:
+    if recompiled.count < MIN_RECOMPILES or share < WARNING_SHARE:
         return None
-    text = f"What was compiled is compiled again, {recompiled.count} times: {share:.0%} of training time."
+    text = f"Code was recompiled {recompiled.count} times: {share:.0%} of training time."
     if recompiled.by_jax:
         advice = (
             "Shapes, dtypes or static arguments change from call to call: drop or pad the short last batch, pad "
@@ -98,7 +95,7 @@ def dispatch_bound(training: Sequence[StageTotals], compiled: Compiled, total_s:
         return None
     host_s = call_s - wait_s
     share = min(1.0, host_s * step.count / total_s)
-    if share < REPORTED_SHARE:
+    if share < WARNING_SHARE:
         return None
     text = (
         f"A call of `{step.key.stage}` takes {milliseconds(call_s)}, of which {host_s / call_s:.0%} is what the host "

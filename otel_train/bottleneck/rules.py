@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregation.series_names import CHECKPOINT, Key
 from otel_train.bottleneck.dataloader import (
+    CRITICAL_SHARE,
+    WARNING_SHARE,
     LoaderThroughput,
     demand_sentence,
     loader_advice,
@@ -19,7 +21,6 @@ from otel_train.bottleneck.dataloader import (
 from otel_train.bottleneck.device import (
     IN_STEP_SHARE,
     MIN_MEASURED_STEPS,
-    REPORTED_SHARE,
     Compiled,
     dispatch_bound,
     host_bound,
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
     from otel_train.aggregation.counters import StageTotals
 
     _Find = Callable[["RuleInput"], Finding | None]
-
-WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.20
-"""Shares of training time spent waiting for data that give a warning and a critical finding.
-Source: the thresholds that TraceML uses for the same question."""
 
 LARGE_SHARE = 0.30
 """Share of the run from which evaluation, checkpoints or compiling is reported; of training time for `other`."""
@@ -389,8 +386,8 @@ def _heavy(activity: str, what: str, advice: str, *, least: float = LARGE_SHARE,
 
 _ACTING = _heavy(
     "eval", "forwards without gradients and without a loader, as of rollouts, generation or evaluation", phase="eval",
-    advice="Rollouts and generation: more environments or prompts in one forward, torch.compile, mixed precision, a cache of "
-    "keys and values. Evaluation: less often.",
+    advice="Rollouts and generation: more environments or prompts in one forward, torch.compile, mixed precision, a KV cache. "
+    "Evaluation: less often.",
 )  # fmt: skip
 
 
@@ -615,7 +612,7 @@ LEADING_RULES = (
     ),
     Rule(
         "recompiling",
-        f"code is compiled again, three times or more, for {REPORTED_SHARE:.0%} of training time or more",
+        f"code is compiled again, three times or more, for {WARNING_SHARE:.0%} of training time or more",
         ("recompiles", "recompile_seconds", "recompile_ratio"),
         "fixed shapes; [its runbook](../runbooks/TrainRecompileStorm.md)",
         lambda run: recompiling(run.compiled.recompiled, run.total_s),
@@ -634,7 +631,7 @@ LEADING_RULES = (
 LIMIT_RULES = (
     Rule(
         "launch_bound",
-        f"the device lags at most {IN_STEP_SHARE:.0%} of a step at every edge, and can have waited for the host during half "
+        f"the device lags at most {IN_STEP_SHARE:.0%} of a step at every event, and can have waited for the host during half "
         "of it in forward, backward and optimizer",
         ("device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio"),
         "`torch.compile`, a fused optimizer, a larger batch",
@@ -690,7 +687,7 @@ SIDE_RULES = (
     Rule(
         "slow_start",
         f"the beginning of passes, and their end where workers stop, takes {WARNING_SHARE:.0%} of training time or more, over "
-        f"{MIN_PASSES} passes or more; also if all passes began as those but the longest do. From {MOST_SHARE:.0%} on it leads "
+        f"{MIN_PASSES} passes or more; also without the slowest start. From {MOST_SHARE:.0%} on it leads "
         "a smaller main finding",
         ("repeated_start_seconds", "repeated_start_ratio", "repeated_end_seconds", "training_seconds", "making_seconds",
          "first_batch_seconds", "ending_seconds", "passes"),

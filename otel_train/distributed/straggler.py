@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from otel_train.bottleneck.dataloader import CRITICAL_SHARE, WARNING_SHARE
 from otel_train.datamodel import Finding
 from otel_train.distributed.rank_report import NAMED, ON_DEVICE, RankReport
 from otel_train.recording.events import STAGES
@@ -25,9 +26,6 @@ LONG_WINDOW_STEPS: Final = 10 * WINDOW_STEPS
 
 WORTH_RATIO: Final = 0.05
 """Share of the step that a rank must cost the others to be a candidate for straggler."""
-
-WARNING_RATIO, CRITICAL_RATIO = 0.10, 0.20
-"""The same thresholds as for data waits in ``bottleneck.rules``."""
 
 SYNCHRONOUS_RATIO: Final = 0.10
 """Largest difference, as a share of a step, between step durations of ranks that wait for each other."""
@@ -367,7 +365,7 @@ def _together(streak: list[Straggler]) -> Straggler:
 
 def straggler_finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
     """Returns the finding about a slow rank, for ``train_s`` seconds of training."""
-    limits = ((CRITICAL_RATIO, "critical"), (WARNING_RATIO, "warning"))
+    limits = ((CRITICAL_SHARE, "critical"), (WARNING_SHARE, "warning"))
     stage = "user-defined stages" if slow.stage == NAMED else f"`{slow.stage}`"
     than = "the other rank, which waits" if others == 1 else f"the median rank; the {others} other ranks wait"
     who = f"Rank {slow.rank} on {slow.host} is slow"

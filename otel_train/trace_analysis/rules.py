@@ -17,7 +17,7 @@ Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize
 HOURS_PER_DAY = 24
 
 DATA_SHARE = 0.10
-"""Equal to ``bottleneck.rules.WARNING_SHARE``: the findings of a run and of its trace must agree."""
+"""Equal to ``bottleneck.dataloader.WARNING_SHARE``: the findings of a run and of its trace must agree."""
 HOST_SHARE, SYNC_SHARE, EXPOSED_SHARE, COPY_SHARE = 0.15, 0.05, 0.10, 0.05
 """Smallest shares of step time that give a finding: idle because of the host or after a synchronization, exposed
 communication, pageable copies. A healthy step, which begins and ends with some idle time, stays below."""

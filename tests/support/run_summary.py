@@ -211,10 +211,10 @@ def _throughput(finding: Mapping[str, Any], summary: Summary) -> list[Line]:
     ask_s = finding["evidence"].get("ask_interval_seconds")
     return [
         line(
-            r"Its # workers take # per batch, one every #; the loop asks every #",
+            r"Its # workers take # per batch, one every #; the loop requests one every #",
             lambda _: (workers, build_s, build_s / workers if build_s else None, ask_s),
         ),
-        line(r"Its worker takes # per batch; the loop asks every #", lambda _: (build_s, ask_s)),
+        line(r"Its worker takes # per batch; the loop requests one every #", lambda _: (build_s, ask_s)),
     ]
 
 

@@ -126,7 +126,9 @@ def test_too_few_workers_get_the_right_number() -> None:
     first = judged(FOUR)[0]
 
     assert (first.name, first.loader) == ("input_bound", "code")
-    assert "4 workers take 40 ms per batch, one every 10 ms; the loop asks every 8 ms." in first.summary
+    assert (
+        "4 workers take 40 ms per batch, one every 10 ms; the loop requests one every 8 ms." in first.summary
+    )
     assert first.advice == "`code` keeps up with num_workers=6 (it has 4)."
     assert first.evidence["build_p50_seconds"] == 0.040
     assert first.evidence["ask_interval_seconds"] == pytest.approx(0.008)

@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 
 from otel_train.aggregation.counters import StageTotals
 from otel_train.aggregation.series_names import Key
-from otel_train.bottleneck.dataloader import LoaderThroughput
+from otel_train.bottleneck.dataloader import CRITICAL_SHARE, WARNING_SHARE, LoaderThroughput
 from otel_train.bottleneck.rules import (
     CAUSE_RULES,
-    CRITICAL_SHARE,
     LARGE_SHARE,
     LEADING_RULES,
     LIMIT_RULES,
     MIN_STEPS,
     SIDE_RULES,
-    WARNING_SHARE,
     RuleInput,
     findings,
 )
