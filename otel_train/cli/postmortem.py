@@ -148,8 +148,8 @@ def _facts(page: TextLayout, report: Report) -> list[str]:
         f"pid {known(report.get('pid'))}",
         f"attempt {known(report.get('attempt'))}",
         f"started {text.instant(report.get('started_unix_s'))}",
-        f"last edge {text.instant(report.get('last_edge_unix_s'))}",
-        plural(report.get("edges_in_file"), "edge"),
+        f"last event {text.instant(report.get('last_edge_unix_s'))}",
+        plural(report.get("edges_in_file"), "event"),
     ]
     if (steps := report.get("steps_in_file")) is not None:
         facts.insert(-1, f"{plural(steps, 'step')} on file")
@@ -206,7 +206,7 @@ def _threads(page: TextLayout, threads: Sequence[Report]) -> Iterable[str]:
     for thread in threads:
         inside = " > ".join(page.safe(stage["stage"]) for stage in thread.get("open") or ())
         name = pad(page.safe(known(thread.get("name"))), _NAME_COLUMNS)
-        edges = right(plural(thread.get("edges"), "edge"), 16)
+        edges = right(plural(thread.get("edges"), "event"), 16)
         last = text.instant(thread.get("last_edge_unix_s"), "%H:%M:%S")
         line = f"{name}{edges}  last {last}  {f'in {inside}' if inside else 'nothing open'}"
         yield INDENT + cut(line, page.columns - len(INDENT))

@@ -143,7 +143,7 @@ def _print_ends(ends: Sequence[RankEnd]) -> None:
             sentence, command = headline(read_postmortem(end.rank_path)), "postmortem"
         except OtelTrainError as error:
             sentence, command = f"rank {end.rank} is gone ({error})", "summary"
-        lost = f", {end.lost} edges had been overwritten" if end.lost else ""
+        lost = f", {end.lost} events had been overwritten" if end.lost else ""
         complain(f"{sentence}; {end.steps} steps exported{lost}")
         complain(f"more: otel-train {command} {shlex.quote(str(end.rank_path))}")
 

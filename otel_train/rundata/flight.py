@@ -245,7 +245,7 @@ class FlightHistory:
             "warnings": warnings,
         }
         if main is None or self.timeline is None:
-            warnings.append("No thread has written an edge yet.")
+            warnings.append("No thread has written an event yet.")
         else:
             self._add_steps_to(report, main, self.timeline, _first_step(self.timeline, summary, warnings))
         return report

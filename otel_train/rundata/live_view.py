@@ -109,7 +109,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
     except (RunDirectoryError, *FOREIGN) as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")
     if timeline is None:
-        return LiveProgress(problem="no thread has written an edge yet")
+        return LiveProgress(problem="no thread has written an event yet")
     steps, exact = _steps_so_far(timeline, summary)
     shown = slice(-STEPS_SHOWN, None)
     ended, own = timeline.ended_ns[shown], timeline.duration_ns[shown]
