@@ -40,7 +40,6 @@ BLUE: Final = "blue"
 NOWHERE: Final = "nowhere"
 """Value of ``leads`` for a panel without a link."""
 
-_FILL: Final = 12
 _FULL: Final = 70
 
 

@@ -8,6 +8,10 @@ RATE: Final = "[$__rate_interval]"
 """Range of raw counters. Grafana sets it to max(``$__interval`` + scrape interval, 4 x scrape interval)."""
 
 
+LOST: Final = 'train_telemetry_drop_reason!~"sampled_out|export_failed"'
+"""Selects lost records: those that were not sampled out, and do not wait in the spool. As in the alert TrainTelemetryDropping."""
+
+
 class Query(NamedTuple):
     """A PromQL query of a panel."""
 
@@ -46,16 +50,19 @@ LINES: Final = 20
 """Most lines of a graph by rank: more are unreadable, and a run may have thousands of ranks."""
 
 
+def mean(metric: str, *matchers: str) -> str:
+    """Returns the mean of a metric over the displayed time range."""
+    return f"avg_over_time({run(metric, *matchers)}[$__range] @ end())"
+
+
 def highest(metric: str, *matchers: str, by: str = "train_rank") -> str:
     """Returns the ranks with the highest mean over the displayed time range: the same ranks at every point of the graph."""
-    return f"topk({LINES}, max by ({by}) (avg_over_time({run(metric, *matchers)}[$__range] @ end())))"
+    return f"topk({LINES}, max by ({by}) ({mean(metric, *matchers)}))"
 
 
 def lowest(metric: str, *matchers: str) -> str:
     """Returns the ranks with the lowest mean over the displayed time range."""
-    return (
-        f"bottomk({LINES}, min by (train_rank) (avg_over_time({run(metric, *matchers)}[$__range] @ end())))"
-    )
+    return f"bottomk({LINES}, min by (train_rank) ({mean(metric, *matchers)}))"
 
 
 def most_grown(metric: str, *matchers: str) -> str:

@@ -187,7 +187,7 @@ SIGNAL: Final = Label("train.telemetry.signal", 3, values=("metrics", "spans", "
     meaning="Signal of the record.")
 DROP_REASON: Final = Label("train.telemetry.drop.reason", 8,
     values=("queue_full", "serialization", "shutdown", "sampled_out", "overrun", "export_failed", "rejected"),
-    meaning="Why a record did not leave the process.")
+    meaning="Why a record was not sent at once.")
 OVERFLOWN: Final = Label("train.telemetry.attribute", 12, open=True,
     meaning="The attribute whose bound was reached.")
 COMPONENT: Final = Label("train.telemetry.component", 16, open=True,
@@ -377,7 +377,7 @@ PROFILER_CAPTURE_TIME: Final = Metric("train.profiler.capture.time", "s", Kind.G
     labels=(CAPTURE_FILE, CAPTURE_FINDING, PROFILER_TRIGGER, PROFILER_ALERT),
     meaning="Unix time when the newest capture ended; its labels say where its trace lies, and what that shows first.")
 TELEMETRY_DROPS: Final = Metric("train.telemetry.drops", "{record}", Kind.COUNTER, labels=(SIGNAL, DROP_REASON),
-    meaning="Records that did not arrive, by signal and reason: `rejected` ones lie in spool/rejected, `export_failed` ones wait in the spool. Dashboards are incomplete while it grows.")
+    meaning="Records that were not sent at once, by signal and reason: `export_failed` records wait in the spool and are sent later, `sampled_out` is intended, `rejected` records are kept in spool/rejected, all others are lost.")
 TELEMETRY_OVERHEAD_TIME: Final = Metric("train.telemetry.overhead.time", "s", Kind.COUNTER,
     meaning="Seconds that otel_train took of the training thread: estimated from sampled edges.")
 TELEMETRY_ATTRIBUTE_OVERFLOWS: Final = Metric("train.telemetry.attribute.overflows", "{overflow}", Kind.COUNTER,

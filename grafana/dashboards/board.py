@@ -162,7 +162,7 @@ def _variable(name: str) -> dashboard.DatasourceVariable | dashboard.QueryVariab
     return picked.regex(_RUN_ID) if name == "run" else picked
 
 
-def _pick(name: str, label: str, query: str, *, many: bool = True) -> dashboard.QueryVariable:
+def _pick(name: str, label: str, query: str, *, many: bool) -> dashboard.QueryVariable:
     made = dashboard.QueryVariable(name).label(label).query(query).datasource(SOURCE)
     made.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
     if many:

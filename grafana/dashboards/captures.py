@@ -24,7 +24,7 @@ CAPTURED: Final = Row(
         ),
         Panel(
             "In the last day, by trigger", "bargauge", "short",
-            "Finished captures, by what asked for them.",
+            "Finished captures, by what requested them.",
             "slow steps trigger them all the time",
             [Query(f"sum by (train_profiler_trigger) (increase({run('train_profiler_captures_total')}[1d]))", "{{train_profiler_trigger}}")],
             8, 6, first=BLUE,
@@ -37,7 +37,7 @@ CAPTURED: Final = Row(
             4, 6, ((1, RED),),
         ),
         Panel(
-            "Ask for one", "text", "none",
+            "Request a capture", "text", "none",
             "`otel-train profile $run --ranks 0 --steps 5`\n\n"
             "Or from the program, by a schedule, by slow steps, by an alert. The files lie in `captures/` of the run"
             " directory; the annotations on the graphs show when they ran.",
@@ -53,14 +53,14 @@ FOUND: Final = Row(
     (
         Panel(
             "Traces", "table", "s",
-            "Captures of the time that is shown: file in the run directory, what leads in it, what asked (an alert by its name), how long ago.",
+            "Captures in the displayed time range: file in the run directory, its first finding, its trigger and the name of the alert that requested it, and the time since it ended.",
             "a finding other than no_finding keeps coming back",
             [Query(
                 "sort(time() - max by (train_rank, train_profiler_file, train_profiler_finding_name, train_profiler_trigger, train_profiler_alert)"
                 f" (last_over_time({run('train_profiler_capture_time_seconds')}[$__range])))",
                 "ago", instant=True,
             )],
-            24, 7, empty="none was made",
+            24, 7, empty="no captures",
         ),
     ),
 )  # fmt: skip

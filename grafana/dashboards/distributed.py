@@ -21,7 +21,7 @@ NOW: Final = Row(
     (
         Panel(
             "Ranks", "stat", "short",
-            "Ranks that report, that should, that the run has, and that wrote a report to rank 0.",
+            "Ranks that report, that are expected to, that the run has, and that wrote a report to rank 0.",
             "fewer report than are expected",
             [
                 Query(reporting(), "reporting"),
@@ -91,31 +91,31 @@ STRAGGLERS: Final = Row(
         ),
         Panel(
             "Spread of work over the ranks, from their reports", "lines", "s",
-            "Least, median, 95th percentile and most of the mean stage time over the ranks.",
-            "the most parts from the rest",
-            [Query(run("train_rank_work_time_seconds", 'train_stage="forward"'), "forward {{train_statistic}}")],
+            "Minimum, median, 95th percentile and maximum over the ranks of the mean time of data, transfer and forward per step.",
+            "the maximum is far above the median",
+            [Query(run("train_rank_work_time_seconds", 'train_stage=~"data|h2d|forward"'), "{{train_stage}} {{train_statistic}}")],
             needs="ranks", runbook="TrainStraggler",
         ),
     ),
 )  # fmt: skip
 
 HANGS: Final = Row(
-    "Who hangs, who is gone?",
+    "Which ranks are stalled or missing?",
     (
         Panel(
             "Ranks that hold the others up", "table", "s",
             "Time without progress of ranks that are behind the others and do not move, named by rank 0 in every export profile.",
             "there is a row",
             [Query(f"max by (train_peer_rank, train_peer_host, train_stage) ({run('train_rank_stall_time_seconds')}) > 0", "stands still for", instant=True)],
-            8, 7, runbook="TrainRankStalled", needs="stalls", empty="none does",
+            8, 7, runbook="TrainRankStalled", needs="stalls", empty="no rank",
         ),
         Panel(
             "Age of the heartbeat per rank", "bargauge", "s",
-            f"Time since a rank made progress of any kind: the {LINES} ranks with the longest, and the longest of all, also of those that were not picked.",
+            f"Time since a rank made progress of any kind: the {LINES} ranks with the longest, and the longest of all, also of ranks that are not selected.",
             "one is far longer than the others",
             [Query(run("run:train_heartbeat_age_seconds:max"), "longest"),
              Query(f"topk({LINES}, max by (train_rank, host_name) (time() - {run(_HEARTBEAT, _RANK)}))", "rank {{train_rank}} {{host_name}}", instant=True)],
-            8, 7, ((60, ORANGE), (300, RED)), runbook="TrainRankStalled",
+            8, 7, first=BLUE, runbook="TrainRankStalled",
         ),
         Panel(
             "Steps behind the first rank", "bargauge", "short",
@@ -129,7 +129,7 @@ HANGS: Final = Row(
             "Stalls that each rank has seen, by the stage it hung in.",
             "there is a row; the rank whose stage differs from the others is the suspect",
             [Query(f"max by (train_rank, host_name, train_stage) ({run('train_stall_events_total')}) > 0", "stalls", instant=True)],
-            8, 7, runbook="TrainRunStalled", needs="stalls", empty="none has hung",
+            8, 7, runbook="TrainRunStalled", needs="stalls", empty="no stalls",
         ),
         Panel(
             "Every rank", "table", "s",
@@ -143,15 +143,15 @@ HANGS: Final = Row(
             8, 7, runbook="TrainStraggler",
         ),
         Panel(
-            "Mute ranks", "table", "s",
-            "Ranks that were heard of within the hour, and not for two minutes, and how long ago their last progress was.",
+            "Silent ranks", "table", "s",
+            "Ranks that sent telemetry within the last hour but not in the last two minutes, and the time since their last progress.",
             "there is a row while the run goes on",
             [Query(
                 f"max by (train_rank, host_name) (time() - last_over_time({run(_HEARTBEAT)}[1h]))"
                 f" unless on (train_rank) (time() - timestamp({run(_HEARTBEAT)}) < 120)",
                 "silent for", instant=True,
             )],
-            8, 7, runbook="TrainRanksMissing", needs="ranks", empty="all are heard of",
+            8, 7, runbook="TrainRanksMissing", needs="ranks", empty="all ranks report",
         ),
         Panel(
             "Clock of the devices", "lines", "suffix: MHz",
@@ -166,7 +166,7 @@ HANGS: Final = Row(
 DISTRIBUTED: Final = Board(
     "otel-train-distributed",
     "Training: distributed",
-    "Which rank holds up the others, which hangs, which is gone.",
+    "Which ranks hold up the others, are stalled, or are missing.",
     (NOW, STRAGGLERS, HANGS),
     leads="hardware",
 )

@@ -49,15 +49,15 @@ NOW: Final = Row(
     "Now",
     (
         Panel(
-            "Runs that owe progress", "stat", "short",
-            "Runs that train, evaluate, save or stand still.",
-            "it is lower than what was started",
+            "Active runs", "stat", "short",
+            "Runs that train, evaluate, save a checkpoint, or are stalled.",
+            "it is lower than the number of runs that were started",
             [Query(f"count({_of_team('run:train_active:bool == 1')}) or vector(0)")],
             6, 4, first=BLUE, leads=NOWHERE,
         ),
         Panel(
             "Ranks", "stat", "short",
-            "Ranks that these runs have, as they say themselves.",
+            "Sum of the world sizes that these runs report.",
             "it falls while no run has ended",
             [Query(f"sum({_by_run('train_world_size')})")],
             6, 4, first=BLUE, leads=NOWHERE,
@@ -78,7 +78,7 @@ NOW: Final = Row(
         ),
         Panel(
             "Runs", "table", "short",
-            "Every run that was heard of within the hour. Its id leads to the run.",
+            "Every run that sent telemetry within the last hour. The id links to its overview.",
             "a state is failed, stalled or silent, or alerts fire",
             [
                 Query(f"{_STATE} * on ({_RUN}) group_left ({_INFO_LABELS}) {_INFO}", instant=True),
@@ -91,7 +91,7 @@ NOW: Final = Row(
                 Query(_by_run("run:train_mfu:ratio5m"), "MFU", instant=True, unit="percentunit"),
                 Query(_of_team(f"count by ({_RUN}) ({_FIRING})"), "alerts", instant=True),
             ],
-            24, 12, empty="no run was heard of",
+            24, 12, empty="no run sent telemetry",
             states=(
                 ("training", "training", "green"), ("evaluating", "evaluating", "green"),
                 ("checkpointing", "checkpointing", "green"), ("stalled", "stalled", RED),

@@ -14,6 +14,7 @@ from grafana.queries import (
     highest,
     hosts_of_the_run,
     lowest,
+    mean,
     most_grown,
     of,
     of_full_hosts,
@@ -29,6 +30,11 @@ _MEMORY: Final = "train_accelerator_memory"
 _DEVICE: Final = "rank {{train_rank}} {{hw_name}}"
 _RATIO: Final = "run_rank:train_accelerator_memory_reserved:ratio"
 _RESERVED: Final = highest(f"{_MEMORY}_reserved_bytes", _RANK)
+_LEAST_USED: Final = (
+    f"bottomk({LINES}, min by (train_rank) ("
+    f"{mean(f'{_MEMORY}_allocated_bytes', _RANK)} / ({mean(f'{_MEMORY}_reserved_bytes', _RANK)} > 0)))"
+)
+"""Ranks with the smallest part of the reserved bytes in use."""
 _PEAKS: Final = highest(f"{_MEMORY}_reserved_peak_bytes", _RANK)
 _CPU: Final = "process_cpu_time_seconds_total"
 _RETRIES, _OOMS = f"{_MEMORY}_alloc_retries_total", f"{_MEMORY}_ooms_total"
@@ -38,7 +44,7 @@ DEVICE: Final = Row(
     (
         Panel(
             "Allocated, reserved, limit", "lines", "bytes",
-            "Bytes in tensors, bytes taken from the driver, and how many there are.",
+            "Bytes in tensors, bytes reserved from the driver, and bytes that the device has.",
             "reserved reaches the limit and allocations are retried",
             [
                 Query(of(run(f"{_MEMORY}_allocated_bytes", _RANK), _RESERVED), f"{_DEVICE} allocated"),
@@ -56,9 +62,9 @@ DEVICE: Final = Row(
         ),
         Panel(
             "Fragmentation", "lines", "percentunit",
-            "Part of the reserved bytes that is not in use.",
+            f"Share of the reserved bytes that no tensor uses: the {LINES} ranks with the most.",
             "it is high and the device runs out of memory nevertheless",
-            [Query(of(f"(1 - {run(f'{_MEMORY}_allocated_bytes', _RANK)} / ({run(f'{_MEMORY}_reserved_bytes', _RANK)} > 0))", lowest(f"{_MEMORY}_allocated_bytes", _RANK)), _DEVICE)],
+            [Query(of(f"(1 - {run(f'{_MEMORY}_allocated_bytes', _RANK)} / ({run(f'{_MEMORY}_reserved_bytes', _RANK)} > 0))", _LEAST_USED), _DEVICE)],
             needs="device", runbook="TrainAcceleratorOOM", top=1,
         ),
         Panel(
@@ -96,7 +102,7 @@ HOST: Final = Row(
     (
         Panel(
             "Memory of the host", "lines", "bytes",
-            "In use, and allowed, on the host or in its container.",
+            "Memory in use and its limit, on the host or in its container.",
             "use comes near the limit: there the kernel kills",
             [
                 Query(of_full_hosts(f"max by (host_name) ({run('train_host_memory_usage_bytes')})"), "{{host_name}} in use"),
@@ -106,8 +112,8 @@ HOST: Final = Row(
         ),
         Panel(
             "In four hours", "lines", "percentunit",
-            "Host memory now, and where the line of the last hour leads in four hours.",
-            "the line leads over 100 %",
+            "Host memory now, and a linear prediction for four hours from now, from the last hour.",
+            "the prediction is over 100 %",
             [
                 Query(of_full_hosts(run("host:train_host_memory:ratio")), "{{host_name}} now"),
                 Query(of_full_hosts(f"predict_linear({run('host:train_host_memory:ratio')}[1h], 4 * 3600)"), "{{host_name}} in 4 h"),
@@ -136,7 +142,7 @@ HOST: Final = Row(
         ),
         Panel(
             "Threads, file descriptors", "lines", "short",
-            "Of the training process.",
+            "Threads and open file descriptors of the training process.",
             "they grow all the time: a leak, often in a loader",
             [
                 Query(of(run("process_thread_count", _RANK), highest("process_thread_count", _RANK)), "rank {{train_rank}} threads"),
@@ -166,8 +172,8 @@ NVML: Final = Row(
             "Memory of the device", "bytes", ("hw_gpu_memory_usage_bytes", ""), ("hw_gpu_memory_limit_bytes", " limit"),
             says="In use by all processes on the device.", bad="it is far over what this run reserved: another process is on the device",
         ),
-        _nvml("Power of the device", "watt", ("hw_power_watts", ""), drawn=lowest, says="What the device takes.", bad="one device takes far less than the others: it waits or is throttled"),
-        _nvml("Temperature of the device", "celsius", ("hw_temperature_celsius", ""), says="Of the device.", bad="it is near the limit where the clock is lowered"),
+        _nvml("Power of the device", "watt", ("hw_power_watts", ""), drawn=lowest, says="Power that the device draws.", bad="one device draws far less than the others: it waits or is throttled"),
+        _nvml("Temperature of the device", "celsius", ("hw_temperature_celsius", ""), says="Temperature of the device.", bad="it is near the limit where the clock is lowered"),
     ),
 )  # fmt: skip
 
@@ -181,19 +187,19 @@ OTHERS: Final = Row(
     "From the DCGM exporter and the node exporter, on the hosts of this run",
     (
         _dcgm("Device use", "percent", "DCGM_FI_DEV_GPU_UTIL", drawn="bottomk", says="Time in which any kernel ran.", bad="it is low while steps are long"),
-        _dcgm("Temperature", "celsius", "DCGM_FI_DEV_GPU_TEMP", says="Of the device.", bad="it is near the limit where the clock is lowered"),
-        _dcgm("Power", "watt", "DCGM_FI_DEV_POWER_USAGE", drawn="bottomk", says="What the device takes.", bad="one device takes far less than the others: it waits or is throttled"),
+        _dcgm("Temperature", "celsius", "DCGM_FI_DEV_GPU_TEMP", says="Temperature of the device.", bad="it is near the limit where the clock is lowered"),
+        _dcgm("Power", "watt", "DCGM_FI_DEV_POWER_USAGE", drawn="bottomk", says="Power that the device draws.", bad="one device draws far less than the others: it waits or is throttled"),
         _dcgm("Faults", "short", "DCGM_FI_DEV_XID_ERRORS", says="Number of the last fault that the driver reported.", bad="it changes"),
         Panel(
             "Disk reads", "lines", "Bps",
-            "From the disks of the hosts.",
+            "Bytes per second that the hosts read from their disks.",
             "it is at what the disk can do while training waits for data",
             [Query(hosts_of_the_run("node_disk_read_bytes_total"), "{{host_name}}")],
             needs="node exporter", runbook="TrainInputBound",
         ),
         Panel(
             "Network", "lines", "Bps",
-            "Received by the hosts.",
+            "Bytes per second that the hosts receive.",
             "it is at the limit of the device",
             [Query(hosts_of_the_run("node_network_receive_bytes_total"), "{{host_name}}")],
             needs="node exporter",

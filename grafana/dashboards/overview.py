@@ -6,13 +6,13 @@ from typing import Final
 
 from grafana.dashboards.board import Board
 from grafana.panels import BLUE, GREEN, NOWHERE, ORANGE, RED, Panel, Row
-from grafana.queries import Query, grown, of_full_hosts, quantile, rate, reporting, run
+from grafana.queries import LOST, Query, grown, of_full_hosts, quantile, rate, reporting, run
 
 _TRAIN: Final = 'train_phase="train"'
 _PHASE: Final = 'train_phase="$phase"'
 _STEP: Final = "train_step_duration_seconds"
 _DIED: Final = grown("train_loader_worker_exits_total", 'error_type!=""')
-_DROPPED: Final = rate("train_telemetry_drops_total", 'train_telemetry_drop_reason!="sampled_out"')
+_DROPPED: Final = rate("train_telemetry_drops_total", LOST)
 _GOAL: Final = ((0.7, ORANGE), (0.9, GREEN))
 
 ALIVE: Final = Row(
@@ -20,7 +20,7 @@ ALIVE: Final = Row(
     (
         Panel(
             "State", "stat", "none",
-            "What the run says of itself.",
+            "State that the run reports.",
             "it reads stalled or failed, or is missing while the job runs",
             [Query(f"max by (train_run_state) ({run('train_run_status')}) == 1", "{{train_run_state}}", instant=True)],
             3, 4, first=BLUE, runbook="TrainRunFailed", leads="distributed",
@@ -28,12 +28,12 @@ ALIVE: Final = Row(
         Panel(
             "Last progress", "stat", "s",
             "Time since any rank fetched a batch, finished a step or saved, and the stall threshold in force: a day after the loops.",
-            "it passes the threshold, which is never below 300 s",
+            "it is over the threshold, which is at least the setting `stall_after_s`",
             [
                 Query(run("run:train_heartbeat_age_seconds:min"), "last"),
                 Query(f"max({run('train_stall_threshold_seconds')})", "threshold"),
             ],
-            3, 4, ((60, ORANGE), (300, RED)), runbook="TrainRunStalled", leads="distributed",
+            3, 4, first=BLUE, runbook="TrainRunStalled", leads="distributed",
         ),
         Panel(
             "Ranks", "stat", "short",
@@ -242,10 +242,11 @@ NEXT: Final = Row(
         ),
         Panel(
             "Can these metrics be trusted?", "stat", "short",
-            "Records that were dropped per second, the cost of watching as a share of the training thread's time, and the age of the newest sample in seconds.",
-            "records are dropped, the cost is over 0.01, or the age is over 120 s",
+            "Records that were lost per second, the cost of instrumentation as a share of the training thread's time, and the age of the newest sample in seconds. "
+            "Records in the spool are not lost: they are sent later.",
+            "records are lost, the cost is over 0.01, or the age is over 120 s",
             [
-                Query(f"sum({_DROPPED})", "dropped/s"),
+                Query(f"sum({_DROPPED})", "lost/s"),
                 Query(f"max(sum by (train_rank) ({rate('train_telemetry_overhead_time_seconds_total')}))", "cost"),
                 Query(run("run:train_telemetry_age_seconds:min"), "age in s"),
             ],

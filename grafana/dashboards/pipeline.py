@@ -29,42 +29,42 @@ SDK: Final = Row(
     (
         Panel(
             "Dropped records", "lines", "suffix: /s",
-            "Records that did not leave the process, by reason. `sampled_out` is by design.",
-            "anything else than sampled_out is above zero",
+            "Records that were not sent at once, by reason. `sampled_out` is intended. `export_failed` records wait in the spool and are sent later; all others are lost.",
+            "a reason other than sampled_out is above zero",
             [Query(f"sum by (train_telemetry_signal, train_telemetry_drop_reason) ({rate('train_telemetry_drops_total')})", "{{train_telemetry_signal}} {{train_telemetry_drop_reason}}")],
             runbook="TrainTelemetryDropping",
         ),
         Panel(
-            "Cost of watching", "lines", "percentunit",
-            f"Part of the training thread's time that goes into watching it: the {LINES} ranks with the most.",
+            "Instrumentation overhead", "lines", "percentunit",
+            f"Share of the training thread's time that otel_train takes: the {LINES} ranks with the most.",
             "it is over 1 %",
             [Query(of(f"sum by (train_rank) ({rate(_OVERHEAD)})", most_grown(_OVERHEAD)), "rank {{train_rank}}")],
             limits=((0.01, RED),), runbook="TrainTelemetryOverheadHigh",
         ),
         Panel(
             "Age of the newest sample", "lines", "s",
-            "Time since anything of this run arrived.",
-            "it grows: the run is gone, or its way here is",
+            "Time since Prometheus received the newest sample of this run.",
+            "it grows: the run has ended, or its telemetry does not reach Prometheus",
             [Query(run("run:train_telemetry_age_seconds:min"), "age")],
             limits=((120, RED),), runbook="TrainRunVanished",
         ),
         Panel(
             "Telemetry faults", "bars", "short",
-            "Faults that were contained, by part. After three the part is off.",
+            "Faults of otel_train, caught and logged, by component. After three faults the component is off.",
             "there is any",
             [Query(f"sum by (train_telemetry_component) ({grown('train_telemetry_faults_total')})", "{{train_telemetry_component}}")],
             runbook="TrainTelemetryFault",
         ),
         Panel(
-            "Values without a label of their own", "bars", "short",
-            "Attribute values that were folded into _OTHER, because the bound of the attribute was reached.",
+            "Label values over the limit", "bars", "short",
+            "Attribute values that were replaced by _OTHER, because the attribute has reached its limit of values.",
             "there is any",
             [Query(f"sum by (train_telemetry_attribute) ({grown('train_telemetry_attribute_overflows_total')})", "{{train_telemetry_attribute}}")],
             runbook="TrainCardinalityOverflow",
         ),
         Panel(
-            "Ways that a rank arrives", "stat", "short",
-            "How often each rank is here; the most of all ranks.",
+            "Sources of one rank", "stat", "short",
+            "Number of series that Prometheus has for the same metric of one rank; of the rank with the most.",
             "it is over 1: the rank is pushed and scraped, and every sum is too high",
             [Query(f"max(count by (train_rank) ({run('train_heartbeat_time_seconds')}))")],
             4, 8, ((2, RED),), runbook="TrainDuplicateMetricPath",
@@ -72,7 +72,7 @@ SDK: Final = Row(
         Panel(
             "Series of this run", "stat", "short",
             "How many series the run has in Prometheus.",
-            "it grows without end: some label is not bounded",
+            "it grows without end: the values of a label have no limit",
             [Query(f"count({_SERIES})", instant=True)],
             4, 8, first=BLUE, runbook="TrainCardinalityOverflow",
         ),
@@ -84,7 +84,7 @@ COLLECTOR: Final = Row(
     (
         Panel(
             "Accepted and refused", "lines", "suffix: /s",
-            "What came in, and what it did not take.",
+            "Records that the Collector accepted and refused.",
             "anything is refused: its memory limit is reached",
             [
                 *_each("receiver_accepted", "receiver", "{{receiver}} accepted"),
@@ -94,7 +94,7 @@ COLLECTOR: Final = Row(
         ),
         Panel(
             "Sent and lost", "lines", "suffix: /s",
-            "What went out, and what it gave up on.",
+            "Records that the Collector sent, could not send, and could not queue.",
             "anything is lost",
             [
                 *_each("exporter_sent", "exporter", "{{exporter}} sent"),
@@ -106,20 +106,20 @@ COLLECTOR: Final = Row(
         Panel(
             "Queue", "lines", "percentunit",
             "How full the queue of each exporter is, in bytes on disk.",
-            "it grows: the store is away, or slower than what comes",
+            "it grows: the backend does not answer, or accepts less than arrives",
             [Query("max by (exporter, data_type) (otelcol_exporter_queue_size / (otelcol_exporter_queue_capacity > 0))", "{{exporter}} {{data_type}}")],
             needs=_COLLECTOR, runbook="OtelCollectorQueueNearFull", top=1,
         ),
         Panel(
             "Memory of the Collector", "lines", "bytes",
             "Resident memory.",
-            "it is near its limit: then it refuses",
+            "it is near the limit, where the Collector refuses records",
             [Query('max by (instance) ({__name__=~"otelcol_process_memory_rss(_bytes)?"})', "{{instance}}")],
             needs=_COLLECTOR, runbook="OtelCollectorDown",
         ),
         Panel(
-            "Traces that the store refused", "lines", "suffix: /s",
-            "Spans that Tempo threw away, by reason.",
+            "Spans that Tempo discarded", "lines", "suffix: /s",
+            "Spans that Tempo discarded, by reason.",
             "there is any",
             [Query(f"sum by (reason) (rate(tempo_discarded_spans_total{RATE}))", "{{reason}}")],
             needs="Tempo",
@@ -139,8 +139,8 @@ STORE: Final = Row(
         ),
         Panel(
             "New series", "lines", "suffix: /s",
-            "Series that begin. Restarts of a run bring none, because its identity stays.",
-            "it stays high: identities change all the time",
+            "Series created per second. A restart of a run creates none, because its labels stay the same.",
+            "it stays high: label values change all the time",
             [Query(f"sum by (instance) (rate(prometheus_tsdb_head_series_created_total{RATE}))", "{{instance}}")],
         ),
         Panel(
@@ -151,15 +151,15 @@ STORE: Final = Row(
              Query(f"sum by (instance) (rate(prometheus_tsdb_too_old_samples_total{RATE}))", "{{instance}} too old")],
         ),
         Panel(
-            "Time to evaluate our rules", "lines", "s",
-            "Seconds that the last evaluation of each group took.",
+            "Duration of rule evaluations", "lines", "s",
+            "Duration of the last evaluation of each rule group of otel_train.",
             "it comes near the interval of the group, which is 15 s to 1 min",
             [Query('max by (rule_group) (label_replace(prometheus_rule_group_last_duration_seconds{rule_group=~".*otel_train.*"}, "rule_group", "$1", "rule_group", ".*;(.*)"))', "{{rule_group}}")],
             limits=((10, ORANGE),),
         ),
         Panel(
             "Rules that failed", "lines", "suffix: /s",
-            "Evaluations of our rules that ended with an error.",
+            "Evaluations of the rules of otel_train that ended with an error.",
             "there is any",
             [Query(f'sum(rate(prometheus_rule_evaluation_failures_total{{rule_group=~".*otel_train.*"}}{RATE}))', "failed")],
             limits=((0.001, RED),),

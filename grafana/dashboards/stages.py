@@ -105,7 +105,7 @@ LOADER: Final = Row(
         ),
         Panel(
             "Efficiency", "lines", "percentunit",
-            "That rate over what the slower of loader and compute alone would allow. Known for loaders without workers.",
+            "Samples per second, divided by what the slower of loader and compute alone would allow. Known for loaders without workers.",
             "it is far below 100 %: loader and compute take turns instead of working at the same time",
             [Query(run("run_loader:train_efficiency:ratio5m", _HERE), "{{train_loader}}")],
         ),
@@ -194,7 +194,7 @@ STEPS: Final = Row(
             3, first=BLUE,
         ),
         Panel(
-            "Unseen", "stat", "short",
+            "Instrumentation gaps", "stat", "short",
             "Stages, models and loops that could not be observed or distinguished.",
             "it is not 0: their time is in other rows; `summary.json` says which",
             [Query(f"sum({run('train_instrumentation_gaps')}) or vector(0)")],

@@ -18,6 +18,7 @@ from grafana.build import BOARDS, JSON, NOT_SHOWN
 from grafana.dashboards.board import Board, leads, variables
 from grafana.dashboards.fleet import ACTIVE_STATES
 from grafana.panels import NOWHERE
+from grafana.queries import LOST
 from otel_train.catalog import ALL, Kind
 from tests.support.dashboard_queries import filled_in
 from tests.support.promql import asked, impossible, published
@@ -177,6 +178,26 @@ def test_a_dashboard_is_laid_out_without_overlap(board: Board) -> None:
                 taken[x, y] = panel["title"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert sum(panel["type"] != "row" for panel in panels) <= 24
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_with_a_threshold_of_the_run_has_no_fixed_limits(name: str) -> None:
+    """The threshold depends on settings and steps: a fixed limit would colour a healthy run red, or the threshold itself."""
+    panel = PANELS[name]
+
+    if any(re.search("threshold|heartbeat", query.expr) for query in panel.queries) and panel.unit == "s":
+        assert not panel.limits
+
+
+def test_lost_records_are_those_of_the_alert_on_lost_records() -> None:
+    """Records in the spool are sent later: a panel that counts them as lost contradicts the alert."""
+    alert = rules("alerts")["TrainTelemetryDropping"]["expr"]
+    [trusted] = [
+        query for query in PANELS["overview: Can these metrics be trusted?"].queries if "drops" in query.expr
+    ]
+
+    assert LOST in alert
+    assert LOST in trusted.expr
 
 
 def test_an_exemplar_leads_to_its_trace() -> None:
