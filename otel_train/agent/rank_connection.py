@@ -21,7 +21,7 @@ from otel_train.agent.messages import (
     Request,
     Response,
 )
-from otel_train.agent.rank_end import EXITING_S, LauncherFolder, RankEnd, how_it_ended, maps_file
+from otel_train.agent.rank_end import EXITING_S, LauncherFolder, MappedFile, RankEnd, how_it_ended, maps_file
 from otel_train.agent.remote import ANSWER_S, RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
@@ -96,7 +96,7 @@ class RankConnection:
 
     def _set_up(self, memory: int | memoryview) -> None:
         hello = self._hello
-        self._inode = os.fstat(memory).st_ino if isinstance(memory, int) else 0
+        self._file = MappedFile.of(memory) if isinstance(memory, int) else None
         config, info = hello.config, hello.info
         self.info = self.exporters.info
         self._oom_kills = hello.oom_kills or OomKills(self.info.pid)
@@ -168,7 +168,9 @@ class RankConnection:
     def _records_unconnected(self) -> bool:
         """Returns whether the rank records without a connection: its program has closed the descriptor of the socket."""
         ended = self._reported_state or self.rings.ended_ns
-        return self._process >= 0 and not ended and maps_file(self.info.pid, self._inode)
+        if self._process < 0 or ended or self._file is None:
+            return False
+        return maps_file(self.info.pid, self._file)
 
     def _open(self) -> None:
         """Starts all components and sends the rank their addresses."""

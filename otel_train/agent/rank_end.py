@@ -56,13 +56,25 @@ def how_it_ended(pid: int, process: int, patience_s: float = _EXIT_WAIT_S) -> tu
     return "finished", "exec"
 
 
-def maps_file(pid: int, inode: int) -> bool:
+class MappedFile(NamedTuple):
+    """A file as ``/proc/<pid>/maps`` shows it. Files of other devices can have the same inode number."""
+
+    inode: int
+    name: bytes
+
+    @classmethod
+    def of(cls, descriptor: int) -> MappedFile:
+        """Returns the file of a descriptor of this process."""
+        return cls(os.fstat(descriptor).st_ino, os.fsencode(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+
+def maps_file(pid: int, file: MappedFile) -> bool:
     """Returns whether a process maps a file: it has not executed another program since it mapped that."""
     try:
         rows = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
     except OSError:
         return False
-    return any(row.split(None, 5)[4:5] == [b"%d" % inode] for row in rows)
+    return any(row.split(None, 5)[4:] == [b"%d" % file.inode, file.name] for row in rows)
 
 
 def _is_over(process: int) -> bool:
