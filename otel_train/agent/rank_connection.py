@@ -233,7 +233,9 @@ class RankConnection:
                 answer = Response(request.number, getattr(self, f"_do_{request.what}")(*request.args))
             except Exception as error:  # noqa: BLE001 - said to the rank
                 answer = Response(request.number, None, f"{type(error).__name__}: {error}")
-                _log.warning("the agent could not answer %r", request.what, exc_info=error)
+                _log.warning(
+                    "agent: an error in the request %r; it is not answered", request.what, exc_info=error
+                )
             if request.what == "written":  # before the answer, after which the rank closes the connection
                 self._ended.set()
             self._channel.respond(answer)

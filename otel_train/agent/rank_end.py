@@ -63,9 +63,12 @@ class MappedFile(NamedTuple):
     name: bytes
 
     @classmethod
-    def of(cls, descriptor: int) -> MappedFile:
-        """Returns the file of a descriptor of this process."""
-        return cls(os.fstat(descriptor).st_ino, os.fsencode(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    def of(cls, descriptor: int) -> MappedFile | None:
+        """Returns the file of a descriptor of this process; None without ``/proc``."""
+        with suppress(OSError):
+            name = os.fsencode(Path(f"/proc/self/fd/{descriptor}").readlink())
+            return cls(os.fstat(descriptor).st_ino, name)
+        return None
 
 
 def maps_file(pid: int, file: MappedFile) -> bool:
