@@ -24,7 +24,7 @@ INDEX_HEAD = """\
 # Runbooks
 
 One page for each alert: what it means, what is usually behind it, what to run, when to ignore it.
-`critical` needs action now, `warning` can wait for working hours, `none` is for machines.
+`critical` needs action now, `warning` can wait for working hours, `none` is read by software only.
 
 | alert | severity | means |
 | --- | --- | --- |
@@ -37,7 +37,7 @@ What the files in `deploy/prometheus/rules` hold. [How to load and change them](
 Held (`for`): how long the condition must be true first. Kept (`keep_firing_for`): how long the alert fires after
 it was last true.
 
-A rule reads of every rank only what every rank sends in each [export profile](export-profiles.md), and the rest of rank 0.
+Rules use, of every rank, only the metrics that every rank sends in each [export profile](export-profiles.md); all other metrics they use of rank 0 alone.
 
 The files multiply each condition on a run by `run:train_info:last1h`, which adds the labels of `train.run.info` (name, team,
 owner, job, cluster, namespace).

@@ -23,7 +23,7 @@ HEAD = """\
 
 Which loops are accounted for, and what is found in each. Every row is a program in `tests/integration` that trains for
 real, on synthetic data, and counts what it does by itself: in plain Python where it calls its model, its loss and its
-optimizer, or, in libraries that own the loop, by `sys.setprofile`. Neither knows anything of otel_train. A test
+optimizer, or, in libraries that own the loop, by `sys.setprofile`. Neither count uses otel_train. A test
 compares both counts and this page, so a row that is wrong is a test that fails. `make loops` writes it. In every
 summary of theirs the values agree with each other: activities add up to the run, training steps to the time of
 training, data rows to the waits of the loaders, and a rate times its time is a count.
@@ -44,7 +44,7 @@ what it measured: activities, stages by phase and loader, waits, steps, rates; e
 Where it says `absent` the metric is not exported, `instrumentation_gaps` in [summary.json](summary.md) has a line for it with what
 to do, a series of [`train.instrumentation.gaps`](metrics.md) counts it, and the log says it once. {same} of {all} programs run
 in code agree in every value; the others lack what the row says. All of them end with the same weights, bit for bit,
-with and without us, where two runs of the program do so at all.
+with and without otel_train, where two runs of the program do so at all.
 """
 UNSEEN = """
 ## Where a stage cannot be seen

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SENDERS: Final = 8
 """Threads that send. Most of the time they wait for an answer."""
+_SAY_EVERY_S: Final = 5.0
 
 FRESH_S: Final = 0.5
 """Maximum age of a reading that ranks with the same account share."""
@@ -57,7 +58,6 @@ class LoadGenerator:
         simulated: the ranks.
         settings: OTLP endpoints and timeout.
         every_s: seconds between two exports of a rank that is not reduced.
-        senders: threads that send.
     """
 
     def __init__(
@@ -66,32 +66,30 @@ class LoadGenerator:
         settings: OtlpSettings,
         *,
         every_s: float,
-        senders: int = SENDERS,
     ) -> None:
         self._simulated = simulated
         self._settings = settings
         self._every_s = every_s
         self._ranks = simulated.senders
         self.counts = Counts(len(simulated.ranks), len(self._ranks))
-        self._turns: queue.Queue[_Turn | None] = queue.Queue(2 * senders)
+        self._turns: queue.Queue[_Turn | None] = queue.Queue(2 * SENDERS)
         self._busy: set[int] = set()
         self._encoded: dict[int, _EncodedReading] = {}
         self._sent_spans: dict[int, int] = {}
         self._started_ns = system_clock()
         # Made before the start: the first one imports modules, which must not delay a rank.
-        transports = [OtlpTransport(settings.targets) for _ in range(senders)]
+        transports = [OtlpTransport(settings.targets) for _ in range(SENDERS)]
         self._threads = [
             threading.Thread(target=self._send_all, args=(transport,), daemon=True)
             for transport in transports
         ]
 
-    def run(self, duration_s: float, say: Callable[[], None], say_every_s: float = 5.0) -> None:
+    def run(self, duration_s: float, say: Callable[[], None]) -> None:
         """Sends for ``duration_s`` seconds.
 
         Args:
             duration_s: how long; ``inf`` until interrupted.
-            say: prints progress.
-            say_every_s: seconds between two calls of ``say``.
+            say: prints progress, every ``_SAY_EVERY_S`` seconds.
 
         Raises:
             StackError: no request is accepted.
@@ -107,7 +105,7 @@ class LoadGenerator:
         reported_ns = self._started_ns
         while (now_ns := system_clock()) < until_ns:
             self._check_receiver()
-            if now_ns - reported_ns >= say_every_s * NS_PER_S:
+            if now_ns - reported_ns >= _SAY_EVERY_S * NS_PER_S:
                 reported_ns = now_ns
                 self._look()
                 say()
