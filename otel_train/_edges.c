@@ -36,6 +36,7 @@ PyAPI_FUNC(PyObject *) PyWeakref_GetObject(PyObject *);
 #define FASTEST_NS 25       /* ring_buffer.FASTEST_NS */
 #define FIRST_SAMPLE_NS 250 /* ring_buffer.FIRST_SAMPLE_NS */
 #define PAYLOAD_SHIFT 20    /* events.PAYLOAD_SHIFT */
+#define MAX_PAYLOAD (((int64_t)1 << 43) - 1) /* events.MAX_PAYLOAD */
 #define CLOSURE (8 << 16)   /* events.Flag.CLOSURE << events.FLAG_SHIFT */
 #define THIS_THREAD ((unsigned long)pthread_self()) /* what threading.get_ident() gives */
 
@@ -320,11 +321,12 @@ static PyObject *forward(Hook *self, PyObject *const *given, size_t count, PyObj
     if (records && PyDict_GetItemWithError(self->field[7], names[COMPILING]) == Py_True) records = 0;
     if (records && task_of != Py_None) records = taken(PyObject_CallNoArgs(task_of)) != -1 ? 0 : PyErr_Occurred() ? -1 : 1;
     if (records > 0) {
-        PyObject *training = PyObject_GetAttr(model, names[TRAINING]);
-        PyObject *grad = training == NULL ? NULL : PyObject_CallNoArgs(self->field[4]);
-        int trains = grad == NULL ? -1 : training == Py_True ? 1 : PyObject_IsTrue(training);
+        PyObject *training = PyObject_GetAttr(model, names[TRAINING]), *grad = NULL;
+        int trains = training == Py_True ? 1 : training == NULL ? -1 : PyObject_IsTrue(training);
+        if (trains < 0 && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear(), trains = 1; /* it is a property of the program */
+        if (trains >= 0) grad = PyObject_CallNoArgs(self->field[4]);
         Py_XDECREF(training), Py_XDECREF(grad); /* the latter is a bool, and lives on */
-        if (trains < 0 || put(self, self->words[2 + 2 * trains + (grad == Py_True)], begun) < 0) records = -1;
+        if (grad == NULL || put(self, self->words[2 + 2 * trains + (grad == Py_True)], begun) < 0) records = -1;
         else if (!inside) *open_in = here;
     }
     if (records >= 0) result = call_with(self->field[1], self->field[2] == Py_True ? NULL : model, given[1], given[2]);
@@ -374,7 +376,7 @@ static PyObject *leading(Hook *self, PyObject *const *given, size_t count, PyObj
     Py_XDECREF(array), Py_XDECREF(shape);
     if (FAILED(length) && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
     PyErr_Clear();
-    return PyLong_FromLongLong(length + 1);
+    return PyLong_FromLongLong(length >= 0 && length < MAX_PAYLOAD ? length + 1 : 0);
 }
 
 /* State: edge, `__next__` of the iterator's type, probe, its attributes, (the code that ends a wait for data). batch(iterator). */

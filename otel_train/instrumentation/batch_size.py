@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from otel_train.recording import ring_buffer
+from otel_train.recording.events import MAX_PAYLOAD
 
 MOST_PARTS = 256
 """Most parts of a batch that are inspected (about 0.1 ms). If a batch has more, its loader's batches are not measured any more."""
@@ -30,7 +31,7 @@ def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
                 arrays.append(int(nbytes))
             else:
                 parts += _inner(part)
-        except Exception:  # noqa: BLE001, S112  # the user's object may raise anything
+        except Exception:  # noqa: S112  # the user's object may raise anything
             continue
     return sum(arrays) if arrays else None
 
@@ -132,8 +133,9 @@ def _reader(path: tuple[Any, ...], *, is_array: bool) -> Size:
 
         def read_first(batch: Any) -> int:
             try:
-                return int(batch[key].shape[0]) + 1
-            except Exception:  # noqa: BLE001  # a batch of another shape: its size is not known
+                samples = int(batch[key].shape[0])
+                return samples + 1 if 0 <= samples < MAX_PAYLOAD else 0
+            except Exception:  # a batch of another shape: its size is not known
                 return 0
 
         return read_first
@@ -142,8 +144,9 @@ def _reader(path: tuple[Any, ...], *, is_array: bool) -> Size:
         try:
             for key in path:
                 batch = batch[key]
-            return int(batch.shape[0] if is_array else len(batch)) + 1
-        except Exception:  # noqa: BLE001  # as above
+            samples = int(batch.shape[0] if is_array else len(batch))
+            return samples + 1 if 0 <= samples < MAX_PAYLOAD else 0
+        except Exception:  # as above
             return 0
 
     return read

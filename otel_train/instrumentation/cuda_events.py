@@ -361,7 +361,7 @@ class DeviceTimer:
                 took_ns = clock() - host_ns
                 if took_ns < _PREEMPTED_NS:
                     self.spent_ns += took_ns
-            except Exception as fault:  # noqa: BLE001 - it must not reach training; poll() raises it
+            except Exception as fault:  # it must not reach training; poll() raises it
                 self._switch_off(fault)
 
         return record_events
@@ -376,7 +376,7 @@ class DeviceTimer:
                     if not driver.capturing():
                         for lane in lanes:
                             driver.synchronize(lane.device)
-                except Exception as fault:  # noqa: BLE001 - as above; a sticky error meets the user's next call
+                except Exception as fault:  # as above; a sticky error meets the user's next call
                     self._switch_off(fault)
             ring_edge(code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from _thread import get_ident
 from inspect import isgeneratorfunction
@@ -21,9 +22,10 @@ from otel_train.instrumentation.loader_probe import (
     end_pass,
     write_of_pass,
 )
+from otel_train.instrumentation.naming import attribute
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import PAYLOAD_SHIFT, START_BITS
-from otel_train.safety import replace, waited_before
+from otel_train.safety import Guard, replace, waited_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -71,9 +73,10 @@ class DataLoaderPatch:
 
         self._probe_for = probe_for
         self._made = made
+        self._guard = Guard("instrumentation of DataLoaders", limit=sys.maxsize)
         self._timed: Callable[[type], type] = functools.cache(_timed_subclass)
         self._without_next: Callable[[type], type] = functools.cache(_subclass_without_next)
-        self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._adopted: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.made = MadeLoaders()
         self._base = dataloader._BaseDataLoaderIter  # noqa: SLF001  # the only one
         self._kinds = {self._base}
@@ -90,6 +93,10 @@ class DataLoaderPatch:
 
     def adopt(self, iterator: Any, loader: Any) -> None:
         """Times an existing iterator, such as one with persistent workers."""
+        with self._guard:
+            self._adopt(iterator, loader)
+
+    def _adopt(self, iterator: Any, loader: Any) -> None:
         probe = self._probe_for(loader)
         if probe is None or PROBE in iterator.__dict__:
             return
@@ -102,12 +109,12 @@ class DataLoaderPatch:
         iterator.__dict__[PROBE] = probe
         iterator.__dict__.setdefault(ASK, probe.next_pass())
         iterator.__dict__[OWNER] = get_ident()
-        self._adopted.add(iterator)
+        self._adopted[id(iterator)] = iterator
         opening = probe.opened_by()
-        if opening is not None:  # ``__iter__`` runs: it is not known yet which object the loop will read
-            opening.made.append(iterator)
         if opening is not None or probe.passed_on:
             iterator.__class__ = self._without_next(type(iterator))
+            if opening is not None:  # ``__iter__`` runs: it is not known yet which object the loop will read
+                opening.made.append(iterator)
         elif probe.beginning:
             iterator.__class__ = self._undecided(type(iterator))
         else:
@@ -126,7 +133,7 @@ class DataLoaderPatch:
 
     def remove(self) -> None:
         """Restores the class of every living iterator, then the replaced functions."""
-        for iterator in list(self._adopted):
+        for iterator in list(self._adopted.values()):
             iterator.__class__ = type(iterator).__mro__[1]
             for name in (PROBE, ASK, NEXT, POOL, _FRESH, OWNER):
                 iterator.__dict__.pop(name, None)
@@ -169,17 +176,20 @@ class DataLoaderPatch:
                 iterator = original(loader)
             finally:
                 del probe.opening[thread]
-            return self._opened(iterator, loader, probe, opening)
+            with self._guard:
+                return self._opened(iterator, loader, probe, opening)
+            return iterator
 
         return __iter__
 
     def _suspend_timing(self, loader: Any, opening: Opening) -> None:
         """Stops timing the iterators that a loader keeps, until its ``__iter__`` has returned."""
-        for kept in iterators_of(loader):
-            if PROBE in kept.__dict__:
-                kept.__class__ = self._without_next(type(kept).__mro__[1])
-                kept.__dict__.pop(NEXT, None)
-                opening.made.append(kept)
+        with self._guard:
+            for kept in iterators_of(loader):
+                if PROBE in kept.__dict__:
+                    kept.__class__ = self._without_next(type(kept).__mro__[1])
+                    kept.__dict__.pop(NEXT, None)
+                    opening.made.append(kept)
 
     def _opened(self, iterator: Any, loader: Any, probe: LoaderProbe, opening: Opening) -> Any:
         """Returns the result of a loader's ``__iter__``, wrapped and timed if it is neither torch's iterator nor a generator."""
@@ -209,10 +219,11 @@ class DataLoaderPatch:
             try:
                 return (yield from self._begun(original(loader), loader, probe))
             finally:
-                for iterator in iterators_of(loader):
-                    read_by_loop = iterator.__dict__.get(PROBE)
-                    if read_by_loop is not None and not read_by_loop.passed_on:
-                        _end_and_renumber(iterator.__dict__)
+                with self._guard:
+                    for iterator in iterators_of(loader):
+                        read_by_loop = iterator.__dict__.get(PROBE)
+                        if read_by_loop is not None and not read_by_loop.passed_on:
+                            _end_and_renumber(iterator.__dict__)
 
         return __iter__
 
@@ -247,11 +258,13 @@ class DataLoaderPatch:
 
     def _undecided_subclass(self, cls: Any) -> type:
         """Returns the class that an iterator created by a generator has until its first ``next``."""
+        ask_inner = cls.__next__
 
         def __next__(iterator: Any) -> Any:  # noqa: N807  # in its place
             if type(iterator) is undecided:
-                self._decide(iterator, cls)
-            return next(iterator)
+                with self._guard:
+                    self._decide(iterator, cls)
+            return ask_inner(iterator) if type(iterator) is undecided else next(iterator)
 
         undecided = _subclass_with_next(cls, __next__)
         return undecided
@@ -270,7 +283,8 @@ class DataLoaderPatch:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             if type(iterator) not in self._kinds:  # of a package imported since: from its next iterator on
-                self._find_kinds(self._base)
+                with self._guard:
+                    self._find_kinds(self._base)
             original(iterator, loader, *args, **kwargs)
             self.adopt(iterator, loader)
 
@@ -298,9 +312,10 @@ class DataLoaderPatch:
         @functools.wraps(original)  # frameworks that create a loader again read its signature
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             original(loader, *args, **kwargs)
-            self._follow_openings(type(loader))
-            self.made.add(loader)
-            self._made(loader)
+            with self._guard:
+                self._follow_openings(type(loader))
+                self.made.add(loader)
+                self._made(loader)
 
         return __init__
 
@@ -363,8 +378,8 @@ def _resetting(cls: Any) -> Callable[..., None]:
     reset_inner = cls._reset
 
     def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
-        attributes, probe = self.__dict__, self.__dict__[PROBE]
-        if probe.is_read_beside:
+        attributes, probe = self.__dict__, self.__dict__.get(PROBE)
+        if probe is None or probe.is_read_beside:  # None: another thread has just ended the session
             reset_inner(self, *args, **kwargs)
             return
         if not attributes.pop(_FRESH, False):
@@ -406,8 +421,8 @@ def iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader
     """Returns the iterators in a loader's attributes: with persistent workers, or an endless one that its constructor made."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    held = getattr(loader, "__dict__", {}).values()
-    return [each for each in held if isinstance(each, _BaseDataLoaderIter)]
+    held = list(attribute(loader, "__dict__", {}).values())
+    return [each for each in held if issubclass(type(each), _BaseDataLoaderIter)]
 
 
 def _end_and_renumber(attributes: dict[str, Any]) -> None:

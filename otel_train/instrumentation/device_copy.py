@@ -6,6 +6,7 @@ import sys
 from _thread import get_ident
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -78,18 +79,22 @@ class TransferProbe:
             ("to", partial(away, aim=aim.words), leaving),
             ("xpu" if self._driver.device_type == "xpu" else "cuda", partial(away, aim=aim.words), leaving),
             ("pin_memory", partial(away, aim=lambda *_: pinned), leaving),
-            ("cpu", partial(self._counted, size=size), coming),
+            ("cpu", partial(self._counted, size=size, device_of=_devices(quiet)), coming),
         ):
             self._methods.append(_Method(torch.Tensor, name, make, watches))
         if self._removed:  # meanwhile, by the thread that closes the session
             self.remove()
 
-    def _counted(self, original: Callable[..., Any], *, size: Callable[[Any], int]) -> Callable[..., Any]:
+    def _counted(
+        self, original: Callable[..., Any], *, size: Callable[[Any], int], device_of: Callable[[Any], int]
+    ) -> Callable[..., Any]:
         to_host = self._to_host.append
 
         def cpu(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            to_host((tensor.get_device(), size(result)))
+            nbytes, index = size(result), device_of(tensor)
+            if nbytes > 0 and index >= 0:
+                to_host((index, nbytes))
             return result
 
         return cpu
@@ -191,14 +196,17 @@ def _sending(
     def send(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         try:
             words = aim(name, args, kwargs)
-        except (AttributeError, RuntimeError, TypeError, ValueError):  # the original raises its own error
+            if words is not None and (
+                (get_ident() != owner and not has_own_ring())
+                or isinstance(tensor, parameter)
+                or getattr(caller(1).f_back, "f_code", None) is moving
+            ):
+                words = None
+        except (
+            Exception
+        ):  # of a wrong argument, of which the original raises its own, or of the program's class
             words = None
-        if (
-            words is None
-            or (get_ident() != owner and not has_own_ring())
-            or isinstance(tensor, parameter)
-            or getattr(caller(1).f_back, "f_code", None) is moving
-        ):
+        if words is None:
             return original(tensor, *args, **kwargs)
         begin, end, fail = words
         edge(begin)
@@ -219,11 +227,33 @@ def _sizes(quiet: Any) -> Callable[[Any], int]:
     def size(tensor: Any) -> int:
         try:
             with quiet():
-                return min(int(tensor.nbytes), MAX_PAYLOAD - 1)
-        except (AttributeError, RuntimeError, TypeError):  # a subclass that overrides it
-            return -1
+                nbytes = int(tensor.nbytes)
+        except Exception:  # a sparse tensor (COO) has none, and a subclass may raise anything
+            nbytes = _bytes_of_sparse(tensor, quiet)
+        return nbytes if -1 <= nbytes < MAX_PAYLOAD else -1
 
     return size
+
+
+def _bytes_of_sparse(tensor: Any, quiet: Any) -> int:
+    """Returns the bytes of indices and values of a sparse tensor (COO); -1 for any other."""
+    nbytes = -1
+    with suppress(Exception), quiet():
+        nbytes = sum(int(getattr(tensor, part)().nbytes) for part in ("_indices", "_values"))
+    return nbytes
+
+
+def _devices(quiet: Any) -> Callable[[Any], int]:
+    """Returns a function: the number of a tensor's device, or -1 if unknown; ``__torch_function__`` is not called."""
+
+    def device_of(tensor: Any) -> int:
+        try:
+            with quiet():
+                return int(tensor.get_device())
+        except Exception:  # as above
+            return -1
+
+    return device_of
 
 
 def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]:
@@ -235,11 +265,14 @@ def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]
         kind = type(tensor)
         if kind is plain:
             return tensor.is_cpu is on_host
-        if kind not in real:  # with its own dispatch it may have no data, or inner tensors that are timed
-            real[kind] = kind.__torch_dispatch__ is untraced
-        if not real[kind]:
+        try:
+            if kind not in real:  # with its own dispatch it may have no data, or inner tensors that are timed
+                real[kind] = kind.__torch_dispatch__ is untraced
+            if not real[kind]:
+                return False
+            with quiet():
+                return bool(tensor.is_cpu is on_host)
+        except Exception:  # a subclass may raise anything
             return False
-        with quiet():
-            return bool(tensor.is_cpu is on_host)
 
     return watches

@@ -137,7 +137,7 @@ def _timed_iterator(kind: type) -> Callable[..., InstrumentedIterator]:
 def _class_for(kind: type) -> Callable[..., InstrumentedIterator]:
     try:
         return _timed_iterator(kind)
-    except Exception:  # noqa: BLE001 - a metaclass may raise anything
+    except Exception:  # a metaclass may raise anything
         return InstrumentedIterator
 
 
@@ -169,5 +169,5 @@ def _length_of(iterable: Any) -> int | None:  # Any: the user's own
     """Returns the length of an iterable; None if it has none."""
     try:
         return len(iterable)
-    except Exception:  # noqa: BLE001  # the user's __len__ may raise anything
+    except Exception:  # the user's __len__ may raise anything
         return None

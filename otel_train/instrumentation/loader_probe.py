@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 from otel_train.instrumentation.batch_size import BatchBytes, Size, size_of_batches, weigh
 from otel_train.instrumentation.dataloader_workers import LoaderState, WorkerPool, loader_state
+from otel_train.instrumentation.naming import attribute
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import (
+    MAX_PAYLOAD,
     PAYLOAD_SHIFT,
     START_BITS,
     Ending,
@@ -106,19 +108,21 @@ class LoaderProbe:
         self.size: Size = self._weigh
         self._tokens = entry.tokens
         self._counting_tokens = _counting("tokens", entry)
-        self._batch_size = getattr(loader, "batch_size", None)
-        self.workers: int | None = getattr(loader, "num_workers", None)
-        self.prefetch_factor: int | None = getattr(loader, "prefetch_factor", None)
-        self.persistent: bool | None = getattr(loader, "persistent_workers", None)
+        self._batch_size = attribute(loader, "batch_size")
+        self.workers: int | None = attribute(loader, "num_workers")
+        self.prefetch_factor: int | None = attribute(loader, "prefetch_factor")
+        self.persistent: bool | None = attribute(loader, "persistent_workers")
         # len() of an iterable-style DataLoader has side effects.
-        kind = getattr(loader, "_dataset_kind", None)
-        self.sized = kind == 0 if kind is not None else hasattr(loader, "__len__")
+        kind = attribute(loader, "_dataset_kind")
+        self.sized = kind == 0 if kind is not None else attribute(loader, "__len__") is not None
         self.loader = _weak(loader)
         self.inner: Callable[[], Any] = lambda: None
         self.began_ns = 0
         self.given = True
         self.awaited = False
-        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._running: weakref.WeakValueDictionary[int, Any] = (
+            weakref.WeakValueDictionary()
+        )  # a class may forbid ``hash``
 
     @property
     def polled(self) -> bool:
@@ -128,7 +132,7 @@ class LoaderProbe:
     @property
     def running(self) -> bool:
         """Whether a living iterator has batches left, by count: Lightning reads ``len(loader)`` batches, not up to StopIteration."""
-        passes = map(_given, list(self._running))
+        passes = map(_given, list(self._running.values()))
         return any(promised is None or given < promised for given, promised in passes)
 
     def begins(self) -> None:
@@ -139,11 +143,11 @@ class LoaderProbe:
     def runs(self, iterator: Any) -> None:
         """Records that a pass of torch's ``iterator`` begins."""
         self.begins()
-        self._running.add(iterator)
+        self._running[id(iterator)] = iterator
 
     def ends(self, iterator: Any) -> None:
         """Records the end of a pass."""
-        self._running.discard(iterator)
+        self._running.pop(id(iterator), None)
 
     def next_pass(self) -> int:
         """Returns the event word that begins ``next`` of a new pass; the same for all iterators that one ``__iter__`` call makes."""
@@ -243,7 +247,7 @@ class LoaderProbe:
     def _learn(self, batch: Any) -> int:
         try:
             self._read_size = size_of_batches(batch, self._batch_size)
-        except Exception:  # noqa: BLE001  # the user's container may raise anything
+        except Exception:  # the user's container may raise anything
             self._read_size = lambda _: 0
         return self._read_size(batch)
 
@@ -260,7 +264,7 @@ def _sample_counter(entry: Loader) -> Size:
 
     def size(batch: Any) -> int:
         with counting:
-            return max(0, int(samples(batch))) + 1
+            return min(max(0, int(samples(batch))), MAX_PAYLOAD - 1) + 1
         return 0  # unknown, training goes on
 
     return size
@@ -297,7 +301,7 @@ def write_of_pass(attributes: dict[str, Any], word: Callable[[LoaderProbe, int],
         return
     try:
         probe.edge(word(probe, ask))
-    except Exception:  # noqa: BLE001  # the interpreter may be ending, and nothing may be raised here
+    except Exception:  # the interpreter may be ending, and nothing may be raised here
         return
 
 
@@ -316,6 +320,6 @@ def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator
             return given, None
         size = getattr(sampler, "batch_size", None) or 1  # 1: not collated
         least = max(0, rows - max(1, workers) * (size - 1)) // size if drops else -(-rows // size)
-    except Exception:  # noqa: BLE001  # a user-defined sampler may have no length
+    except Exception:  # a user-defined sampler may have no length
         return 0, None
     return given, least

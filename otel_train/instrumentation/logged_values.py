@@ -85,7 +85,7 @@ class ValueQueue:
                 kept = _kept(value)
                 if isinstance(kept, (int, float)):
                     kind, number = _VALUE, float(kept)
-            except Exception:  # noqa: BLE001 - an error of the user's object must not reach the training loop
+            except Exception:  # an error of the user's object must not reach the training loop
                 kept = None  # refused and counted by the reader
             self._hold(Value(now, name_of(name), kept), kind, number, name)
         self._changed()
@@ -103,7 +103,7 @@ class ValueQueue:
         self._count_dropped(1)
         try:
             kind, plain = _EVENT, json.dumps((name, attributes))
-        except Exception:  # noqa: BLE001 - attributes of other types become text in the report
+        except Exception:  # attributes of other types become text in the report
             kind, plain = _NOT_KEPT, ""
         self._hold(UserEvent(at_ns or self._clock(), name, attributes), kind, 0.0, plain)
         self._changed()
@@ -150,7 +150,7 @@ def plain(entry: Value | UserEvent) -> Value | UserEvent:
 def _as_number(value: Any) -> float | None:  # Any: see ``_kept``
     try:
         return float(value)
-    except Exception:  # noqa: BLE001 - a user's object may raise anything, and costs only itself
+    except Exception:  # a user's object may raise anything, and costs only itself
         return None
 
 
@@ -160,7 +160,7 @@ def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own
     try:
         number = value.item() if getattr(value, "ndim", None) == 0 else None  # of numpy, or a tensor's
         return number if isinstance(number, _PLAIN) else str(value)
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # as above
         return f"<{type(value).__name__}>"
 
 

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from otel_train.instrumentation.module_parts import parts_of
+from otel_train.instrumentation.module_parts import modules_of, parameters_of, parts_of
 from otel_train.instrumentation.naming import is_installed, is_ours, variables_of
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import Flag, Op, SourceKind, code
-from otel_train.safety import frames, replace
+from otel_train.safety import Guard, frames, replace
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 SLOT = "_compiled_call_impl"
 _REPLICATE = "_replicate_for_data_parallel"
-_MOST_MODULES = 1000  # that are searched for a first parameter
 
 MOST_LOOKED_INTO = 10_000
 """Most objects, nearest first, whose references are searched for modules compiled before the session (about 10 ms)."""
@@ -68,6 +67,7 @@ class ModuleProbe:
         self.edge = recorder.edge
         self.open_in = no_open_forward() if open_in is None else open_in
         self._parts: list[_Slot] = []
+        self._guard = Guard(f"finding parts of model {name!r}")
         part = _slot_of(model)
         if part is not None:  # it was recorded as a part of another root
             part.remove()
@@ -84,7 +84,11 @@ class ModuleProbe:
         model = self.model()
         if model is None:
             self.remove()  # its parts may be those of another model now
-            return
+        elif not self._guard.closed:
+            with self._guard:
+                self._attach_parts_of(model)
+
+    def _attach_parts_of(self, model: torch.nn.Module) -> None:
         known = {id(part): slot for slot in self._parts if (part := slot.model()) is not None}
         slots = [
             known.get(id(part)) or _Slot(part, self, functools.partial(self._wrap_part, part=number))
@@ -298,6 +302,7 @@ class ModulePatch:
         import torch
 
         self._reattach, self._compiled = reattach, compiled
+        self._guard = Guard("following compiled models", limit=sys.maxsize)
         self._undo: list[Callable[[], None]] = []
         self._after(torch.nn.Module, "compile", lambda module, _: self._notify(module, module))
         self._after(torch.nn.Module, _REPLICATE, lambda _, replica: replica.__dict__.pop(SLOT, None))
@@ -318,9 +323,10 @@ class ModulePatch:
     def _notify(self, model: Any, made: Any) -> None:
         import torch
 
-        self._reattach()
-        if isinstance(model, torch.nn.Module) and isinstance(made, torch.nn.Module):
-            self._compiled(model, made)
+        with self._guard:
+            self._reattach()
+            if isinstance(model, torch.nn.Module) and isinstance(made, torch.nn.Module):
+                self._compiled(model, made)
 
     def _after(self, owner: Any, name: str, then: Callable[[Any, Any], object]) -> None:
         def notifying(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -415,9 +421,12 @@ def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
     """
     if outer is model:
         return True
-    if not any(part is model for part in outer.modules()):
+    if not any(part is model for part in modules_of(outer)):
         return False
-    return sum(1 for _ in outer.parameters()) == sum(1 for _ in model.parameters())
+    return sum(1 for _ in parameters_of(outer)) == sum(1 for _ in parameters_of(model))
+
+
+# Neither function records a part inside an open forward, or one that a backward recomputes (activation checkpointing).
 
 
 def _timed(
@@ -429,13 +438,9 @@ def _timed(
     part: int = 0,
 ) -> tuple[Callable[..., Any], None]:
     """Returns a wrapper in Python, and None for the hook in C. ``task_of_backward`` is given for a part of a model only."""
-    import torch
-
-    edge, open_in = probe.edge, probe.open_in
-    is_compiling, compiler = _compiler()
-    is_grad_enabled = torch.is_grad_enabled
-    end, fail, evaluating, training = _codes(probe.source, part)
-    count_of, references = sys.getrefcount, _references(in_c=False)
+    edge, open_in, references = probe.edge, probe.open_in, _references(in_c=False)
+    is_grad_enabled, count_of = sys.modules["torch"].is_grad_enabled, sys.getrefcount
+    (is_compiling, compiler), (end, fail, evaluating, training) = _compiler(), _codes(probe.source, part)
 
     def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
         model = bound.model()
@@ -444,10 +449,13 @@ def _timed(
         if count_of(bound.slot.wrapper) > references and (instead := _instead(bound, compiled)) is not None:
             return instead(args, kwargs)
         here, outer = get_ident(), open_in[0]
-        # Not recorded: a part inside an open forward, and one that a backward recomputes (activation checkpointing).
         if task_of_backward is not None and (outer == here or task_of_backward() != -1):
             return go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
-        edge((training if model.training else evaluating)[is_grad_enabled()])
+        try:
+            mode = training if model.training else evaluating
+        except Exception:  # it is a property of the program
+            mode = training
+        edge(mode[is_grad_enabled()])
         open_in[0] = here
         try:
             result = go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
@@ -541,17 +549,6 @@ def codes_of_wrappers() -> list[CodeType]:
 
 
 def kind_of_device(model: Any) -> str:
-    """Returns torch's type of the device that has the first parameter of a model; "" if there is none.
-
-    Reads ``__dict__`` only, so no property or method of the program is called.
-    """
-    waiting = [model]
-    for _ in range(_MOST_MODULES):
-        if not waiting:
-            break
-        about = getattr(waiting.pop(), "__dict__", {})
-        for parameter in about.get("_parameters", {}).values():
-            if parameter is not None:
-                return str(parameter.device.type)
-        waiting += [*reversed(about.get("_modules", {}).values())]
-    return ""
+    """Returns torch's type of the device that has the first parameter of a model; "" if there is none."""
+    first = None if model is None else next(parameters_of(model), None)
+    return "" if first is None else str(first.device.type)

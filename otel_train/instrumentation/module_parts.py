@@ -54,8 +54,7 @@ class _Found:
         """Adds the module that ``model`` wraps, the one that this wraps, and so on, with a number; returns the innermost."""
         while True:
             inside = self._new(_children(model))
-            parameters = model.__dict__.get("_parameters", {}).values()
-            if len(inside) != 1 or not _is_called(inside[0]) or any(one is not None for one in parameters):
+            if len(inside) != 1 or not _is_called(inside[0]) or _entries(model, "_parameters"):
                 return model
             if not self._add(inside, number):
                 return model
@@ -91,11 +90,41 @@ class _Found:
         return fits
 
 
-def _children(model: Any) -> Iterator[Any]:  # Any: a module, of whatever class
-    """Yields child modules, without calling ``children()``, which a class may override; none of a scripted module."""
-    if hasattr(type(model), "original_name"):
-        return
-    yield from (child for child in model.__dict__.get("_modules", {}).values() if child is not None)
+def modules_of(model: Any) -> Iterator[Any]:  # Any: a module, of whatever class
+    """Yields a module and all modules below it, each once.
+
+    Like ``parameters_of`` it reads ``__dict__``: ``modules()`` and ``parameters()`` call methods that a class may override.
+    """
+    seen: set[int] = set()
+    waiting = [model]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += reversed(_entries(one, "_modules"))
+
+
+def parameters_of(model: Any) -> Iterator[Any]:  # Any: as above
+    """Yields the parameters of a module and of all modules below it, each once."""
+    seen: set[int] = set()
+    for module in modules_of(model):
+        for parameter in _entries(module, "_parameters"):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+
+
+def _entries(model: Any, table: str) -> list[Any]:  # Any: as above
+    """Returns what ``_modules`` or ``_parameters`` of a module contains, without None."""
+    found = model.__dict__.get(table)
+    return [] if found is None else [one for one in list(found.values()) if one is not None]
+
+
+def _children(model: Any) -> Iterator[Any]:  # Any: as above
+    """Yields child modules; none of a scripted module."""
+    if not any("original_name" in vars(kind) for kind in type(model).__mro__):
+        yield from _entries(model, "_modules")
 
 
 def _members(container: Any) -> Iterator[Any]:  # Any: as above
@@ -110,9 +139,7 @@ def _is_recorded(model: torch.nn.Module) -> bool:
     """Returns whether a module has parameters, and neither its class nor a base class is named as a loss or metric."""
     if any(kind.__name__.endswith(_NO_FORWARD) for kind in type(model).__mro__):
         return False
-    import torch
-
-    return next(torch.nn.Module.parameters(model), None) is not None
+    return next(parameters_of(model), None) is not None
 
 
 def _is_called(model: torch.nn.Module) -> bool:

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,14 +70,15 @@ def _entry(loader: Any, name: str) -> Loader:  # Any: the user's own
 
 def _check(entry: Loader) -> None:
     kind = kind_of(entry.loader)
-    if not isinstance(entry.loader, (Iterable, Iterator)) and not hasattr(entry.loader, "__getitem__"):
+    made = type(entry.loader)  # not ``isinstance``, which may call code of the program
+    if not issubclass(made, (Iterable, Iterator)) and not hasattr(made, "__getitem__"):
         remedy = "For a loop without a loader leave it out and mark steps with otel_train.step()"
         if _is_called(entry.loader, "Optimizer"):
             remedy = "Optimizers are found by themselves: leave it out"
         raise ConfigError(
             f"loader {entry.name!r} is {kind}: expected a DataLoader or another iterable. {remedy}"
         )
-    if isinstance(entry.loader, (str, bytes)) or type(entry.loader).__name__ == "Tensor":
+    if issubclass(made, (str, bytes)) or made.__name__ == "Tensor":
         raise ConfigError(
             f"loader {entry.name!r} is {kind}: expected an iterable of batches. "
             'To pass a list of batches name it: {"train": batches}'
@@ -132,11 +134,18 @@ def _is_module(model: Any) -> bool:  # Any: the user's own
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
+def attribute(owner: Any, name: str, default: Any = None) -> Any:  # Any: the user's own
+    """Returns an attribute; ``default`` if there is none, or if a method of the program raises anything when it is read."""
+    found = default
+    with suppress(Exception):
+        found = getattr(owner, name)
+    return found
+
+
 def class_name(model: Any) -> str:  # Any: the user's own
     """Returns the class name of a model, inside wrappers of compilers."""
-    inner = getattr(model, "_orig_mod", model)  # what torch.compile was given
-    name: str = getattr(inner, "original_name", type(inner).__name__)  # what torch.jit.script was given
-    return name
+    inner = attribute(model, "_orig_mod", model)  # what torch.compile was given
+    return str(attribute(inner, "original_name", type(inner).__name__))  # what torch.jit.script was given
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:

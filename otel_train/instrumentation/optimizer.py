@@ -116,7 +116,7 @@ class ScaledUpdates:
         """Records an update under a scaler. Called by the training thread; a fault waits for ``take``."""
         try:
             self._note(scaler, optimizer)
-        except Exception as fault:  # noqa: BLE001 - a scaler of another make must not reach training
+        except Exception as fault:  # a scaler of another make must not reach training
             self._fault = fault
             self._changed()
 
@@ -146,6 +146,8 @@ class ScaledUpdates:
         return Outcomes(new, known, skipped)
 
     def _note(self, scaler: Any, optimizer: Any) -> None:
+        if not scaler.is_enabled():
+            return
         if self._wants_scale:
             self._wants_scale = False
             scale = self._copied(scaler._get_scale_async())  # noqa: SLF001  # get_scale() would wait
@@ -184,6 +186,7 @@ def _time_scaler(recorder: Recorder, note: Callable[[Any, Any], None]) -> Callab
     begin, end, fail = begin_end_fail(recorder.source(SourceKind.SCALER, "GradScaler"))
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             edge(begin)
             try:
@@ -192,8 +195,7 @@ def _time_scaler(recorder: Recorder, note: Callable[[Any, Any], None]) -> Callab
                 edge(fail)
                 raise
             edge(end)
-            if self.is_enabled():
-                note(self, optimizer)
+            note(self, optimizer)
             return result
 
         return step

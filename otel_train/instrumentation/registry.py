@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from otel_train.instrumentation.module import (
     is_or_wraps,
     no_open_forward,
 )
-from otel_train.instrumentation.naming import CallSite, Loader, call_site_of, free_name, is_passed
+from otel_train.instrumentation.naming import CallSite, Loader, attribute, call_site_of, free_name, is_passed
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates
 from otel_train.safety import Guard, free_in_forks, replace
 
@@ -64,6 +65,7 @@ class ProbeRegistry:
         self._compiled = compiled or self.attach_again
         self._passes = passes
         self._next_search_s = 0.0
+        self._guard = Guard("instrumentation of loaders", limit=sys.maxsize)
         self._parts_guard = Guard("finding parts of models")
         self.loaders: dict[str, LoaderProbe] = {}
         self.models: list[ModuleProbe] = []
@@ -89,8 +91,10 @@ class ProbeRegistry:
 
     def add_loader(self, entry: Loader) -> None:
         """Records a loader; the object to iterate is in ``iterables``."""
-        made = self._watch(entry)
-        held = isinstance(made, InstrumentedIterable)
+        made, held = entry.loader, True
+        with self._guard:
+            made = self._watch(entry)
+            held = isinstance(made, InstrumentedIterable)
         self._iterables[entry.name] = (lambda: made) if held else weakref.ref(made)
 
     @property
@@ -131,8 +135,9 @@ class ProbeRegistry:
             probe = None if inherited else self._known(loader)
             return original(loader) if probe is None else iter(InstrumentedIterable(loader, probe, original))
 
-        self._undo.append(replace(kind, "__iter__", lambda _: __iter__))
         self._timed_kinds[kind] = original
+        with self._guard:
+            self._undo.append(replace(kind, "__iter__", lambda _: __iter__))
         return original
 
     def add_model(self, name: str, model: Any) -> None:  # Any: a torch.nn.Module
@@ -270,6 +275,12 @@ class ProbeRegistry:
                     return
 
     def _probe_for(self, loader: Any) -> LoaderProbe | None:  # Any: a DataLoader
+        """Returns the probe of a loader whose pass begins; None if that raises."""
+        with self._guard:
+            return self._begun_by(loader)
+        return None
+
+    def _begun_by(self, loader: Any) -> LoaderProbe:  # Any: a DataLoader
         probe = self._known(loader)
         if probe is None and self.patch is not None and not self.patch.made.at_ns(loader):
             self._stand_in(loader)  # its class does not call ``DataLoader.__init__``, like that of torchdata
@@ -294,7 +305,7 @@ class ProbeRegistry:
         if not self._naming.closed:
             with self._naming:
                 place = call_site_of(loader)
-        name = place.name or type(getattr(loader, "dataset", loader)).__name__
+        name = place.name or type(attribute(loader, "dataset", loader)).__name__
         return place._replace(name=re.sub(_NOT_IN_NAMES, "_", name)[:MOST_CHARS])
 
     def _add_at_place(self, place: CallSite, loader: Any) -> LoaderProbe:  # Any: a DataLoader
@@ -349,7 +360,10 @@ class ProbeRegistry:
 def _is_data_loader(loader: Any) -> bool:  # Any: the user's own
     from torch.utils.data import DataLoader  # called only if torch has been imported
 
-    return isinstance(loader, DataLoader)
+    found = False
+    with suppress(Exception):  # ``__class__`` may be a property of the program
+        found = isinstance(loader, DataLoader)
+    return found
 
 
 def _iterated_by_torch(loader: Any) -> Any:  # Any: the user's own
@@ -362,10 +376,12 @@ def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
     """Returns a function: the DataLoader in a wrapper that passes for one (accelerate) or has its dataset (Fabric), else None."""
     from torch.utils.data import DataLoader
 
-    held = {} if issubclass(type(loader), DataLoader) else getattr(loader, "__dict__", {})
-    for value in held.values():
-        if _is_data_loader(value) and (_is_data_loader(loader) or held.get("dataset") is value.dataset):
-            return weakref.ref(value)
+    held = {} if issubclass(type(loader), DataLoader) else attribute(loader, "__dict__", {})
+    for value in list(held.values()):
+        if _is_data_loader(value):
+            dataset = attribute(value, "dataset")
+            if _is_data_loader(loader) or held.get("dataset") is dataset is not None:
+                return weakref.ref(value)
     return lambda: None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from otel_train.instrumentation.module import ModuleProbe, is_compiled, is_or_wraps
+from otel_train.instrumentation.module_parts import modules_of, parameters_of
 from otel_train.instrumentation.naming import class_name, variables_of
 from otel_train.instrumentation.optimizer import in_backward
 from otel_train.safety import Guard, free_in_forks, replace
@@ -79,12 +80,16 @@ class RootFinder:
         return bool(self._left)
 
     def leads(self, model: torch.nn.Module) -> bool:
-        """Returns whether this outermost call is one of a root module."""
-        if (
-            next(torch.nn.Module.parameters(model), None) is None
-            or model.__dict__.get("_is_replica")
-            or in_backward()
-        ):
+        """Returns whether this outermost call is one of a root module; False if that could not be found out."""
+        leads = False
+        with self._guard:
+            leads = self._inspect_call(model)
+        if self._guard.closed:
+            self._stop_inspecting()
+        return leads
+
+    def _inspect_call(self, model: torch.nn.Module) -> bool:
+        if next(parameters_of(model), None) is None or model.__dict__.get("_is_replica") or in_backward():
             return False
         if id(model) not in self._known and not _in_constructor():
             self._report_model(model)
@@ -153,8 +158,12 @@ def _in_constructor() -> bool:
     for _ in range(_FRAMES_OF_A_CONSTRUCTOR):
         if frame is None:
             return False
-        if frame.f_code.co_name == "__init__" and hasattr(variables_of(frame).get("self"), "_modules"):
-            return True
+        if frame.f_code.co_name == "__init__":
+            owner = variables_of(frame).get("self")
+            if issubclass(
+                type(owner), torch.nn.Module
+            ):  # not ``isinstance``, which may call code of the program
+                return True
         frame = frame.f_back
     return False
 
@@ -235,4 +244,4 @@ class FoundModels:
 
 def _parts(model: torch.nn.Module) -> set[int]:
     """Returns the ids of a module and all its submodules."""
-    return {id(module) for module in torch.nn.Module.modules(model)}
+    return {id(module) for module in modules_of(model)}

@@ -226,7 +226,7 @@ class Stage:
                         sent = yield item
                     except GeneratorExit:
                         raise
-                    except BaseException as error:  # noqa: BLE001  # handed to the user's generator
+                    except BaseException as error:  # handed to the user's generator
                         step = inner.athrow(error)
                     else:
                         step = inner.asend(sent)
@@ -283,7 +283,7 @@ def _run_suspendable(
             occurrence.write(Op.RESUME)
             occurrence.write(Op.END)
             raise
-        except BaseException as error:  # noqa: BLE001  # handed to the user's generator
+        except BaseException as error:  # handed to the user's generator
             step, value = inner.throw, error
 
 

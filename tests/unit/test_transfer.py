@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.instrumentation.device_copy import TransferProbe
+from otel_train.instrumentation.device_copy import TransferProbe, _sizes
 from otel_train.instrumentation.stages import StageRecorder
 from otel_train.recording.events import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.recorder import Recorder
@@ -364,3 +364,16 @@ def test_what_comes_back_is_counted_by_device() -> None:
     bench.probe.remove()
     tensor.cpu()
     assert bench.probe.copied_to_host() == {"meta:1": 96}
+
+
+def test_bytes_of_sparse_tensors_are_those_of_their_parts() -> None:
+    """A sparse tensor has no ``nbytes``; of a tensor whose bytes are unknown nothing is counted."""
+    size = _sizes(torch.DisableTorchFunctionSubclass)
+    eye = torch.eye(3)  # three values of 4 bytes; two indices of 8 bytes of each
+    bench = Bench(0)
+    back = bench.probe._counted(lambda x: x, size=size, device_of=lambda _: 0)
+
+    assert [size(each) for each in (eye, eye.to_sparse(), object())] == [36, 60, -1]
+    for each in (eye, object(), object(), eye.to_sparse()):
+        back(each)
+    assert list(bench.probe.copied_to_host().values()) == [96]
