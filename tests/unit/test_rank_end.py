@@ -14,6 +14,7 @@ def test_a_process_that_maps_the_memory_of_a_rank_has_not_executed_another_progr
     descriptor = unnamed_file()
     os.ftruncate(descriptor, mmap.PAGESIZE)
     file = MappedFile.of(descriptor)
+    assert file is not None
     assert not maps_file(os.getpid(), file)
     memory = mapped(descriptor, mmap.PAGESIZE)
     os.close(descriptor)
