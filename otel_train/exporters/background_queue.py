@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import queue
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from otel_train.safety import Guard, daemon_thread
-
-if TYPE_CHECKING:
-    import threading
+from otel_train.safety import Guard, daemon_thread, free_in_forks
 
 T = TypeVar("T")
 
@@ -40,14 +39,16 @@ class BackgroundQueue(Generic[T]):
             queue.Queue()
         )  # None, also in a full queue, ends the thread
         self._thread: threading.Thread | None = None
+        self._starting = free_in_forks(threading.Lock())  # items may come from several threads
         self._over = False
 
     def hand(self, item: T) -> None:
         """Adds an item. Never waits: if the queue is full, the item is dropped and counted."""
         if self.guard.closed or self._over:
             return
-        with self.guard:  # the system may refuse a thread
-            self._start()
+        if self._thread is None:
+            with self.guard:
+                self._start()
         if self._thread is not None and self._waiting.qsize() < self._most:
             self._waiting.put_nowait((item,))
         else:
@@ -66,7 +67,7 @@ class BackgroundQueue(Generic[T]):
         if not self._over:
             self._over = True
             # Without any item too: ``close`` is called. Python 3.12 starts no thread at the end of the interpreter.
-            with suppress(RuntimeError):
+            with suppress(OSError):
                 self._start()
             self._waiting.put_nowait(None)
 
@@ -83,13 +84,18 @@ class BackgroundQueue(Generic[T]):
             self._drop(self._waiting.unfinished_tasks - 1)  # without the None
 
     def _start(self) -> None:
-        if self._thread is None and not self.guard.closed:
-            thread = daemon_thread(self._work, f"otel-train-{self._name}")
-            thread.start()
-            self._thread = thread
+        """Starts the thread, if there is none; raises OSError if the system refuses it."""
+        with self._starting:
+            if self._thread is None and not self.guard.closed:
+                thread = daemon_thread(self._work, f"otel-train-{self._name}")
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise OSError(errno.EAGAIN, str(error)) from error
+                self._thread = thread
 
     def _drop(self, number: int) -> None:
-        if not self.dropped:
+        if not self.dropped and self._thread is not None:
             _log.warning("%s does not answer; its records are dropped, training continues", self._name)
         self.dropped += max(number, 1)
 

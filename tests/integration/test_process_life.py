@@ -300,7 +300,7 @@ def test_a_module_that_only_has_the_name_of_torch_stops_no_program(run: Run) -> 
         before = sys.exit, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR2)
         session = otel_train.instrument(run_dir=sys.argv[1], prometheus=False, console=False, agent=sys.argv[2])
         after = sys.exit, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR2)
-        print(session.info, before == after, threading.active_count())
+        print(session.run_directory, before == after, threading.active_count())
         session.close()
     """
     for agent in ("process", "thread"):
@@ -500,7 +500,10 @@ def test_where_no_thread_can_be_started_training_goes_on_bare(run: Run, left: in
         """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["1", "True", "True"]), done.stderr
-    assert done.stderr.count("can't start new thread") <= 3, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "can't start new thread" in line]
+    assert len(lines) == len({line.partition(":")[0] for line in lines}) <= 4, (
+        done.stderr
+    )  # each component once
 
 
 @pytest.mark.parametrize("left", [1, 3, 6])

@@ -126,3 +126,27 @@ def test_an_unused_queue_ends_without_a_fault_where_no_thread_can_be_started(
     unused.close(10)
 
     assert (unused.guard.faults, unused.dropped) == (0, 0)
+
+
+def test_items_of_several_threads_are_written_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that write would use one file descriptor at once, and change the order of the items."""
+
+    class Slow(threading.Thread):
+        def start(self) -> None:
+            time.sleep(0.05)
+            super().start()
+
+    monkeypatch.setattr(
+        background_queue, "daemon_thread", lambda target, name: Slow(target=target, name=name)
+    )
+    writers = set()
+    shared = BackgroundQueue("shared", lambda _: writers.add(threading.get_ident()), lambda: None, most=8)
+    program = [threading.Thread(target=shared.hand, args=(number,)) for number in range(4)]
+    for thread in program:
+        thread.start()
+    for thread in program:
+        thread.join()
+    shared.close(10)
+
+    assert len(writers) == 1
+    assert [each for each in threading.enumerate() if each.name == "otel-train-shared"] == []

@@ -20,6 +20,7 @@ import pytest
 from otel_train.agent.remote import RequestFolder
 from otel_train.config.settings import ProfilerEvery, Tuning
 from otel_train.datamodel import Capture
+from otel_train.profiler import flops as flops_module
 from otel_train.profiler.controller import CaptureController
 from otel_train.profiler.endpoint import CaptureEndpoint, Capturing, EpochCaptures, NoEpochCaptures
 from otel_train.profiler.flops import MOST_TRIES, FlopCount
@@ -689,9 +690,12 @@ def test_of_two_who_want_the_same_epoch_the_second_is_refused_at_once(
     assert time.monotonic() - began_s < 15
 
 
-def test_an_epoch_ends_a_flop_count_that_waits_for_its_first_step(run: Run, epochs: EpochCaptures) -> None:
+def test_an_epoch_ends_a_flop_count_that_waits_for_its_first_step(
+    run: Run, epochs: EpochCaptures, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread that would make the step waited half a minute for the count. The step is counted later."""
     pytest.importorskip("torch")  # nothing is counted before the program has imported it
+    monkeypatch.setattr(flops_module, "_dynamo_has_run", lambda: False)  # in another test of this process
     training: Any = FakeTraining(run.loop, run.thread, run.number, lambda _: 1)
     flops = FlopCount(training, event=lambda *_: None, max_s=60, shared=False)
     Capturing.give_way_to(cast("Capturing", run.endpoint), flops)
