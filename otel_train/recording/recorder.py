@@ -93,14 +93,16 @@ class Recorder:
     ) -> None:
         self.threads: list[ThreadRing] = []
         self.sources: list[Instrumented] = []
-        self._identity, self._rows = "{}", ""  # as JSON
+        self._identity = "{}"  # as JSON
+        self._rows = 0, ""
+        """Number of sources, and these as JSON. A signal handler may extend it between any two statements."""
         self.when_silenced: list[Callable[[], None]] = []
         self._memory = memory
         self._clock = clock
         self._in_backward = in_backward
         self._local = threading.local()
         self._free_slots = deque(range(1, SIDE_RINGS + 1))
-        self._lock = free_in_forks(threading.Lock())
+        self._lock = free_in_forks(threading.RLock())  # a signal handler may register a source
         self._numbers: dict[Instrumented, int] = {}
         self._closed = False
         self._warns_of_updates = False  # in a forked child
@@ -125,16 +127,18 @@ class Recorder:
             number = self._numbers.get(source)
             if number is not None:
                 return number
-            number = self._numbers[source] = len(self.sources)
+            number = len(self.sources)
             self.sources.append(source)
-            self._rows += (", " if number else "") + json.dumps(list(source))
+            while self.sources[number] is not source:  # a signal handler has registered another one
+                number += 1
+            self._numbers[source] = number
             self._write_names()
         self.changed()
         return number
 
     def _fits(self, source: Instrumented) -> bool:
         """Returns whether the table of names can take a source, and ``_OTHER`` of each kind and phase after it."""
-        size = len(self._identity) + len(self._rows) + len(json.dumps(list(source)))
+        size = len(self._identity) + len(self._rows[1]) + len(json.dumps(list(source)))
         return size <= NAMES_HALF - _OTHER_BYTES and len(self.sources) < MAX_SOURCES - _OTHER_SOURCES
 
     def changed(self) -> None:
@@ -171,8 +175,8 @@ class Recorder:
     @property
     def unread(self) -> int:
         """Number of events of threads for which shared memory has no ring: no agent reads them."""
-        with self._lock:
-            return self._unread + sum(thread.ring.written for thread in self.threads if thread.slot < 0)
+        forgotten = self._unread  # read before the threads, so that no event is counted twice
+        return forgotten + sum(thread.ring.written for thread in list(self.threads) if thread.slot < 0)
 
     def has_own_ring(self) -> bool:
         """Returns whether the calling thread, if it did not make the recorder, has written an event before."""
@@ -251,10 +255,10 @@ class Recorder:
         """Reclaims the shared rings that the agent has read to the end, and drops unshared rings of threads that have ended."""
         self._free_slots.extend(self._memory.free_entries())
         lost = [thread for thread in self.threads if thread.slot < 0 and thread.ended]
-        self._unread += sum(thread.ring.written for thread in lost)
         self.threads = [
             each for each in self.threads if each not in lost and each.slot not in self._free_slots
         ]
+        self._unread += sum(thread.ring.written for thread in lost)
 
     def _end_thread(self, thread: ThreadRing) -> None:
         thread.ended = True
@@ -283,9 +287,19 @@ class Recorder:
         return thread
 
     def _write_names(self) -> None:
-        """Stores the table of names. Its rows are kept as JSON text: a program that gives every step a name has thousands."""
-        if not self._closed:  # in a forked child the memory belongs to the parent
-            self._memory.write_names(f'{{"identity": {self._identity}, "sources": [{self._rows}]}}')
+        """Stores the table of names; again if a signal handler has registered a source meanwhile.
+
+        The rows are kept as JSON text: a program that gives every step a name has thousands.
+        """
+        count = -1
+        # Not in a forked child: the memory belongs to its parent.
+        while not self._closed and count < len(self.sources):
+            count, rows = self._rows
+            for source in self.sources[count:]:
+                rows += (", " if count else "") + json.dumps(list(source))
+                count += 1
+            self._rows = count, rows
+            self._memory.write_names(f'{{"identity": {self._identity}, "sources": [{rows}]}}')
 
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

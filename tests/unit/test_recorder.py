@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -73,6 +78,47 @@ def test_a_name_that_is_too_long_for_the_table_leaves_others_as_they_are(
     recorder.source(SourceKind.STAGE, "augment")
 
     assert [row[1] for row in json.loads(memory.names())["sources"]] == ["_OTHER", "augment"]
+
+
+def test_a_signal_handler_may_register_a_source_wherever_it_interrupts_the_registration_of_another(
+    memory: PrivateMemory, recorder: Recorder
+) -> None:
+    """A handler that closes the session, or begins a stage, would wait for ever for a lock that its own thread holds."""
+    for line in itertools.count(1):
+        numbers: dict[str, int] = {}
+
+        def handler(line: int = line, numbers: dict[str, int] = numbers) -> None:
+            numbers[f"handler {line}"] = recorder.source(SourceKind.STAGE, f"handler {line}")
+            assert recorder.unread == 0
+
+        with _interrupted(line, handler):
+            numbers[f"stage {line}"] = recorder.source(SourceKind.STAGE, f"stage {line}")
+        names = [row[1] for row in json.loads(memory.names())["sources"]]
+        assert {name: names.index(name) for name in numbers} == numbers
+        assert names == [source.name for source in recorder.sources]
+        if len(numbers) == 1:
+            break
+    assert line > 15
+
+
+@contextmanager
+def _interrupted(line: int, handler: Callable[[], None]) -> Iterator[None]:
+    """Calls ``handler`` before the ``line``-th line that the block executes in ``otel_train.recording``, as a signal would."""
+    lines = itertools.count(1)
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if not str(frame.f_globals.get("__name__")).startswith("otel_train.recording."):
+            return None
+        if event == "line" and next(lines) == line:
+            handler()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def test_an_edge_goes_to_the_ring_of_its_thread(recorder: Recorder, clock: FakeClock) -> None:
