@@ -60,7 +60,8 @@ def _duplicate(descriptor: int) -> int:
             resource.setrlimit(kind, (soft + _RANGE, hard))
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
     finally:
-        if is_above:
+        # The program may have set another limit meanwhile.
+        if is_above and resource.getrlimit(kind) == (soft + _RANGE, hard):
             resource.setrlimit(kind, (soft, hard))
 
 
