@@ -184,6 +184,7 @@ class Report:
         scale: the last loss scale; None if none was read.
         logged_values: values and events; a value that is not a number is None.
         operations: see ``Timers.take``.
+        reported: ``ValueQueue.drained`` and ``Timers.taken``: lower numbers are in this report or an earlier one.
         builds: build times of batches by DataLoader workers, by loader.
         exits: workers that have died, by loader.
         reports: number of calls of ``Session.report`` so far.
@@ -200,6 +201,7 @@ class Report:
     compiles: list[Compile]
     logged_values: list[Value | UserEvent]
     operations: array[int] | None
+    reported: tuple[int, int]
     builds: list[tuple[str, BatchBuildTimes]]
     exits: list[tuple[str, WorkerExit]]
     reports: int

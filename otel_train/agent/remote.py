@@ -99,6 +99,7 @@ class RemoteRecording:
         self._operations: deque[array[int]] = deque(maxlen=MOST_UNREAD_ARRAYS)
         self._device_steps: deque[tuple[int, int]] = deque(maxlen=MOST_UNREAD)
         self._dropped = 0
+        self._reported = 0, 0
         self._pairs = DevicePairs(rings.device_ring, lambda: rings.sources)
         self._asking = threading.Lock()
 
@@ -131,7 +132,7 @@ class RemoteRecording:
             self._add(self._operations, report.operations)
         self._add(self.builds, *report.builds)
         self._add(self.exits, *report.exits)
-        self.reports = report.reports
+        self.reports, self._reported = report.reports, report.reported
         if report.records is not None:
             self.records.append(report.records)
         self.exchange = report.exchange
@@ -139,7 +140,8 @@ class RemoteRecording:
 
     def take_in_unreported(self) -> None:
         """Reads from shared memory the values and operations that a rank which has died had not reported."""
-        values, operations = self.rings.unreported()
+        values, operations, lost = self.rings.unreported(self._reported)
+        self._dropped += lost
         self._add(self.logged, *values)
         if operations:
             self._add(self._operations, operations)

@@ -119,7 +119,7 @@ class ReportBuilder:
 
     def make(self, *, fresh: bool = False) -> Report:
         """Makes a report of everything since the last one. ``fresh``: include the state even if ``_STATE_EVERY_S`` is not over."""
-        recording, exchange = self._recording, self._components.exchange
+        recording, exchange, scaled = self._recording, self._components.exchange, self._recording.scaled
         # `reports` is read before the positions, so that these include the events of its calls; all else after: events need it.
         reports = recording.stages.reports
         self._changes = changes = recording.recorder.changes
@@ -136,7 +136,6 @@ class ReportBuilder:
             exits = self._exits(fresh=fresh)
             self._state_changes = changes
         self._do("device time", recording.devices.read, None)
-        scaled = recording.scaled
         report = Report(
             changes=changes,
             positions=positions,
@@ -146,6 +145,7 @@ class ReportBuilder:
             compiles=self._do("compiler", recording.compiles, []),
             logged_values=self._do(LOGGED_VALUES, self._logged_values, []),
             operations=self._do(LOGGED_VALUES, recording.timers.take, None),
+            reported=(recording.values.drained, recording.timers.taken),
             builds=self._do("build times", self._builds, []),
             exits=exits,
             reports=reports,

@@ -137,10 +137,14 @@ class SharedRings:
         words = np.frombuffer(self._memory.ring_words(0), dtype=np.int64)
         words[:: PAGE // words.itemsize].max()
 
-    def unreported(self) -> tuple[list[Value | UserEvent], array[int]]:
-        """Returns the logged values and timed operations that were not reported. Call it after the rank has died."""
-        values, operations = (self._memory.pending(index) for index in (0, 1))
-        return unreported_values(values), unreported_operations(operations)
+    def unreported(self, reported: tuple[int, int]) -> tuple[list[Value | UserEvent], array[int], int]:
+        """Returns the logged values and timed operations that were not reported, and how many more are lost.
+
+        Call it after the rank has died. ``reported``: that of its last report.
+        """
+        values, lost_values = unreported_values(self._memory.pending(0), reported[0])
+        operations, lost_operations = unreported_operations(self._memory.pending(1), reported[1])
+        return values, operations, lost_values + lost_operations
 
     @property
     def threads(self) -> list[SharedThread]:

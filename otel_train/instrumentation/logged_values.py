@@ -47,6 +47,7 @@ class ValueQueue:
 
     Attributes:
         dropped: entries dropped because the queue was full.
+        drained: number of the last drained entry plus one.
 
     Args:
         pending: keeps numbers and events in shared memory until they have been reported; tensors are only in this queue.
@@ -64,7 +65,7 @@ class ValueQueue:
         self._clock = clock
         self._held: deque[tuple[int, Value | UserEvent]] = deque(maxlen=MAX_HELD)
         self._pending = pending or PendingEntries()
-        self._drained = 0
+        self.drained = 0
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Adds values. A tensor is copied on its device, without synchronisation.
@@ -112,12 +113,12 @@ class ValueQueue:
         """Removes and yields all entries, oldest first."""
         while self._held:
             number, entry = self._held.popleft()
-            self._drained = number + 1
+            self.drained = number + 1
             yield entry
 
     def reported(self) -> None:
         """Records that the agent has all entries that were drained."""
-        self._pending.report(self._drained)
+        self._pending.report(self.drained)
 
     def _hold(self, entry: Value | UserEvent, kind: int, value: float, text: str) -> None:
         self._held.append((self._pending.add(kind, entry.at_ns, value=value, text=text), entry))
@@ -126,10 +127,11 @@ class ValueQueue:
         self.dropped += max(0, len(self._held) + wanted - MAX_HELD)
 
 
-def unreported_values(memory: memoryview) -> list[Value | UserEvent]:
-    """Returns the numbers and events that a dead process had logged but not reported."""
+def unreported_values(memory: memoryview, since: int = 0) -> tuple[list[Value | UserEvent], int]:
+    """Returns the numbers and events that a dead process had logged but not reported, and how many are lost; see ``unreported``."""
     found: list[Value | UserEvent] = []
-    for entry in unreported(memory):
+    entries, lost = unreported(memory, since)
+    for entry in entries:
         at_ns = entry.numbers[0]
         if entry.kind == _VALUE:
             found.append(Value(at_ns, entry.text, entry.value))
@@ -137,7 +139,7 @@ def unreported_values(memory: memoryview) -> list[Value | UserEvent]:
             with suppress(ValueError, TypeError):  # the process corrupted its memory before it ended
                 name, attributes = json.loads(entry.text)
                 found.append(plain(UserEvent(at_ns, str(name), dict(attributes))))
-    return found
+    return found, lost
 
 
 def plain(entry: Value | UserEvent) -> Value | UserEvent:

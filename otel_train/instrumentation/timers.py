@@ -23,10 +23,11 @@ MOST_WAITING = 32_768
 _OPERATION = 1
 
 
-def unreported_operations(memory: memoryview) -> array[int]:
-    """Returns the operations that had ended in a dead process and were not reported; see ``Timers.take``."""
-    entries = (entry.numbers for entry in unreported(memory) if entry.kind == _OPERATION)
-    return array("q", chain.from_iterable(entries))
+def unreported_operations(memory: memoryview, since: int = 0) -> tuple[array[int], int]:
+    """Returns the operations that had ended in a dead process and were not reported, and how many are lost; see ``Timers.take``."""
+    entries, lost = unreported(memory, since)
+    numbers = (entry.numbers for entry in entries if entry.kind == _OPERATION)
+    return array("q", chain.from_iterable(numbers)), lost
 
 
 class Token:
@@ -54,6 +55,7 @@ class Timers:
 
     Attributes:
         dropped: operations that did not fit into the queue.
+        taken: number of the last operation that was taken, plus one.
     """
 
     def __init__(self, recorder: Recorder, clock: Clock, pending: PendingEntries | None = None) -> None:
@@ -64,7 +66,7 @@ class Timers:
         self._changed = recorder.changed
         self._ended: deque[tuple[int, int, int, int]] = deque(maxlen=MOST_WAITING)
         self._pending = pending or PendingEntries()
-        self._taken = 0
+        self.taken = 0
         self._guards: dict[str, Guard] = {}
         self._silent = False
         recorder.when_silenced.append(self._stop)
@@ -114,12 +116,12 @@ class Timers:
         for _ in range(len(self._ended)):
             *operation, number = self._ended.popleft()
             taken.extend(operation)
-            self._taken = number + 1
+            self.taken = number + 1
         return taken
 
     def reported(self) -> None:
         """Records that the agent has all operations that were taken."""
-        self._pending.report(self._taken)
+        self._pending.report(self.taken)
 
     @property
     def faults(self) -> int:

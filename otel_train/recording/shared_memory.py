@@ -392,6 +392,9 @@ TEXT_BYTES = SLOT_BYTES - _TEXT
 
 PENDING_BYTES = _HEAD_BYTES + ENTRIES * SLOT_BYTES
 
+_MOST_UNREPORTED = 1 << 24
+"""Most entries that can wait for a report; a slot with a higher number has been overwritten by a process that crashed."""
+
 
 class PendingEntry(FastNamedTuple):
     """One numbered entry: a logged value or timed operation. The writer defines its fields."""
@@ -439,19 +442,24 @@ class PendingEntries:
         self._memory = None
 
 
-def unreported(memory: memoryview) -> list[PendingEntry]:
-    """Returns the entries that were never reported, oldest first. Call it after the writer has died.
+def unreported(memory: memoryview, since: int = 0) -> tuple[list[PendingEntry], int]:
+    """Returns the entries from number ``since`` on that were never reported, oldest first, and how many later ones have replaced.
 
-    A slot that is half written or unreadable is left out.
+    Call it after the writer has died. A slot that is half written or unreadable is left out.
     """
-    (reported,) = _NUMBER.unpack_from(memory)
-    found = []
-    for number in range(reported, reported + ENTRIES):
-        at = _HEAD_BYTES + number % ENTRIES * SLOT_BYTES
-        if _NUMBER.unpack_from(memory, at)[0] != number + 1:
+    since = max(since, *_NUMBER.unpack_from(memory))
+    found: dict[int, PendingEntry] = {}
+    newest = -1
+    for slot in range(ENTRIES):
+        at = _HEAD_BYTES + slot * SLOT_BYTES
+        number = _NUMBER.unpack_from(memory, at)[0] - 1
+        if number % ENTRIES != slot or not since <= number < since + _MOST_UNREPORTED:
             continue
+        newest = max(newest, number)
         kind, first, second, third, value, length = _BODY.unpack_from(memory, at + _HEAD_BYTES)
         text = bytes(memory[at + _TEXT : at + _TEXT + length]) if 0 <= length <= TEXT_BYTES else b""
         with contextlib.suppress(UnicodeDecodeError):  # the process wrote over its own memory before it ended
-            found.append(PendingEntry(kind, (first, second, third), value, text.decode()))
-    return found
+            found[number] = PendingEntry(kind, (first, second, third), value, text.decode())
+    oldest_slot = newest + 1 - ENTRIES
+    replaced = max(0, oldest_slot - since) - sum(number < oldest_slot for number in found)
+    return [found[number] for number in sorted(found)], replaced

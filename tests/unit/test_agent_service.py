@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +23,10 @@ from otel_train.aggregation.run_state import SLICE_EDGES
 from otel_train.aggregation.spans import SamplingRules
 from otel_train.datamodel import Anchor, Outcomes, Snapshot
 from otel_train.exporters import ExportRoute
-from otel_train.instrumentation.logged_values import Value
+from otel_train.instrumentation.logged_values import Value, ValueQueue
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import ENTRIES, PendingEntries
 from otel_train.safety import Guard
 from otel_train.testing import FakeClock, Kept
 from tests.support.flight import PrivateMemory
@@ -151,11 +153,7 @@ def test_reports_that_no_loop_takes_are_dropped_beyond_a_bound_and_counted(rig: 
     """The memory of the agent would grow for as long as a run lasts whose loop is switched off."""
     remote = RemoteRecording(rig.rings, lambda *_: None)
     values: list[Any] = [Value(0, "loss", 1.0)] * (MOST_UNREAD_VALUES // 8)
-    report = Report(
-        changes=0, positions=(), device_steps=(1, 1), outcomes=Outcomes(1, 0, 0), scale=None, compiles=[],
-        logged_values=values, operations=array("q", range(3)), builds=[], exits=[], reports=0, records=None,
-        exchange=(False, 0), state=None,
-    )  # fmt: skip
+    report = _report(values, (0, 0))
     for _ in range(9):
         remote.take_in(report)
     assert len(remote.logged) == MOST_UNREAD_VALUES
@@ -167,6 +165,28 @@ def test_reports_that_no_loop_takes_are_dropped_beyond_a_bound_and_counted(rig: 
 
     assert len(remote.operations()) == MOST_UNREAD_ARRAYS
     assert remote.dropped == before + 9
+
+
+def test_values_of_a_rank_that_was_killed_are_taken_in_once_and_those_replaced_are_counted(rig: Rig) -> None:
+    """It can be killed after a report has been sent and before the memory says so, or with more values than fit there."""
+    remote = RemoteRecording(rig.rings, lambda *_: None)
+    queue = ValueQueue(rig.clock, PendingEntries(rig.memory.pending(0)))
+    queue.log({"reported": 1.0})
+    remote.take_in(_report(list(queue.drain()), (queue.drained, 0)))
+    for _ in range(ENTRIES + 3):
+        queue.log({"waiting": 1.0})
+    remote.take_in_unreported()
+
+    assert Counter(value.name for value in remote.logged) == {"reported": 1, "waiting": ENTRIES}
+    assert remote.dropped == 3
+
+
+def _report(values: list[Any], reported: tuple[int, int]) -> Report:
+    return Report(
+        changes=0, positions=(), device_steps=(1, 1), outcomes=Outcomes(1, 0, 0), scale=None, compiles=[],
+        logged_values=values, operations=array("q", range(3)), reported=reported, builds=[], exits=[],
+        reports=0, records=None, exchange=(False, 0), state=None,
+    )  # fmt: skip
 
 
 def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
