@@ -54,7 +54,7 @@ class Panel(NamedTuple):
     queries: Sequence[Query]
     width: int = 8  # of the 24 columns of the grid
     height: int = 8  # in rows of the grid
-    limits: Sequence[tuple[float, str]] = ()  # thresholds of the alert: value, and colour from there on
+    limits: Sequence[tuple[float, str]] = ()  # of the alert: value in ``unit``, and colour from there on
     first: str = GREEN  # colour below the first limit
     runbook: str = ""  # name of the alert on this
     needs: str = ""  # data source that a run on a laptop lacks
@@ -107,7 +107,7 @@ def build(panel: Panel, position: model.GridPos) -> Any:
         made.mappings([_mapping(panel)])
     for query in panel.queries:
         if query.unit:
-            made.override_by_name(query.legend, [model.DynamicConfigValue("unit", query.unit)])
+            made.override_by_name(query.legend, _own_unit(panel, query))
     for number, query in enumerate(panel.queries):
         made.with_target(_target(panel, query, chr(ord("A") + number)))
         if query.right or query.dashed:
@@ -123,6 +123,13 @@ def _target(panel: Panel, query: Query, ref: str) -> prometheus.Dataquery:
     else:
         made.range().format(PromQueryFormat.HEATMAP if query.heatmap else PromQueryFormat.TIME_SERIES)
     return made.exemplar(query.exemplar)
+
+
+def _own_unit(panel: Panel, query: Query) -> list[model.DynamicConfigValue]:
+    unit = [model.DynamicConfigValue("unit", query.unit)]
+    if not panel.limits:
+        return unit
+    return [*unit, model.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": panel.first})]
 
 
 def _override(query: Query) -> list[model.DynamicConfigValue]:

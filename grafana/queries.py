@@ -22,7 +22,7 @@ class Query(NamedTuple):
     heatmap: bool = False  # the result is histogram buckets
     right: str = ""  # unit of the right axis, if drawn against it
     dashed: bool = False  # a bound, not a measurement
-    unit: str = ""  # of this table column, if not the panel's
+    unit: str = ""  # of this value or table column, if not the panel's
 
 
 def run(metric: str, *matchers: str) -> str:

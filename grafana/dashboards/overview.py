@@ -13,6 +13,7 @@ _PHASE: Final = 'train_phase="$phase"'
 _STEP: Final = "train_step_duration_seconds"
 _DIED: Final = grown("train_loader_worker_exits_total", 'error_type!=""')
 _DROPPED: Final = rate("train_telemetry_drops_total", LOST)
+_AGE: Final = run("run:train_heartbeat_age_seconds:min")
 _GOAL: Final = ((0.7, ORANGE), (0.9, GREEN))
 
 ALIVE: Final = Row(
@@ -26,14 +27,15 @@ ALIVE: Final = Row(
             3, 4, first=BLUE, runbook="TrainRunFailed", leads="distributed",
         ),
         Panel(
-            "Last progress", "stat", "s",
-            "Time since any rank fetched a batch, finished a step or saved, and the stall threshold in force: a day after the loops.",
-            "it is over the threshold, which is at least the setting `stall_after_s`",
+            "Last progress", "stat", "percentunit",
+            "Time since any rank fetched a batch, finished a step or saved, and its share of the stall threshold. "
+            "The threshold is at least the setting `stall_after_s`, and 24 h once the training loops have ended.",
+            "the share is over 100 %",
             [
-                Query(run("run:train_heartbeat_age_seconds:min"), "last"),
-                Query(f"max({run('train_stall_threshold_seconds')})", "threshold"),
+                Query(_AGE, "last", unit="s"),
+                Query(f"{_AGE} / on (train_run_id) max by (train_run_id) ({run('train_stall_threshold_seconds')})", "of threshold"),
             ],
-            3, 4, first=BLUE, runbook="TrainRunStalled", leads="distributed",
+            3, 4, ((1, RED),), first=BLUE, runbook="TrainRunStalled", leads="distributed",
         ),
         Panel(
             "Ranks", "stat", "short",

@@ -35,6 +35,7 @@ EXPRESSIONS = {
     for number, query in enumerate(panel.queries)
 }
 EXPRESSIONS |= {f"annotation {name}": expr for board in BOARDS for name, _, _, expr in board.annotations}
+[OVERVIEW] = [board for board in BOARDS if board.file == "overview"]
 FINEST = {"hardware", "pipeline", "captures"}
 """Dashboards that show all there is."""
 
@@ -187,6 +188,19 @@ def test_a_panel_with_a_threshold_of_the_run_has_no_fixed_limits(name: str) -> N
 
     if any(re.search("threshold|heartbeat", query.expr) for query in panel.queries) and panel.unit == "s":
         assert not panel.limits
+
+
+def test_progress_is_coloured_by_its_share_of_the_threshold_alone() -> None:
+    """A stalled run is red; an age of five seconds is not, although it is over the limit of the share."""
+    [made] = [panel for panel in document(OVERVIEW)["panels"] if panel["title"] == "Last progress"]
+    [age] = made["fieldConfig"]["overrides"]
+    red = [step for step in made["fieldConfig"]["defaults"]["thresholds"]["steps"] if step["color"] == "red"]
+
+    assert [target["legendFormat"] for target in made["targets"]] == ["last", "of threshold"]
+    assert "train_stall_threshold_seconds" in made["targets"][1]["expr"]
+    assert red == [{"color": "red", "value": 1}]
+    assert age["matcher"] == {"id": "byName", "options": "last"}
+    assert {"id": "color", "value": {"fixedColor": "blue", "mode": "fixed"}} in age["properties"]
 
 
 def test_lost_records_are_those_of_the_alert_on_lost_records() -> None:
