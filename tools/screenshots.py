@@ -38,6 +38,9 @@ REPEATS = 3
 QUERY_TIME_S = 15
 """Wait after the first panel title appears, until all queries of a dashboard are answered."""
 
+DOCKER_S = 30
+"""Longest time until Docker answers."""
+
 OTEL_TRAIN = [sys.executable, "-m", "otel_train"]
 BOTTOM = "Math.max(0, ...[...document.querySelectorAll('.react-grid-item')].map(e => e.getBoundingClientRect().bottom))"
 
@@ -73,9 +76,11 @@ def main() -> None:
 def require_docker() -> None:
     """Exits with a message unless Docker, its Compose plugin and its daemon answer."""
     try:
-        result = subprocess.run(["docker", "compose", "ls"], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            ["docker", "compose", "ls"], capture_output=True, text=True, check=False, timeout=DOCKER_S
+        )
         error = result.stderr.strip().partition("\n")[0] if result.returncode else ""
-    except OSError as fault:
+    except (OSError, subprocess.TimeoutExpired) as fault:
         error = str(fault)
     if error:
         sys.exit(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.zero_code import launched
+from tools import screenshots
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "screenshots.py"
 NO_DAEMON = "#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n"
@@ -29,3 +30,14 @@ def test_without_docker_it_ends_with_a_message(tmp_path: Path, docker: str, reas
     assert reason in done.stderr
     assert "install Docker" in done.stderr
     assert not (tmp_path / "pictures").exists()
+
+
+def test_a_daemon_that_does_not_answer_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Docker that hangs must not hang `make screenshots`."""
+    (tmp_path / "docker").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(screenshots, "DOCKER_S", 0.2)
+
+    with pytest.raises(SystemExit, match=r"timed out after 0\.2 seconds"):
+        screenshots.require_docker()
