@@ -23,7 +23,7 @@ from benchmarks import (
 )
 from benchmarks.machine import this_machine
 from benchmarks.plan import Bench, Plan, say
-from benchmarks.row import Row, failed
+from benchmarks.row import Row, Status, failed
 from benchmarks.table import page_with, plain_table
 
 if TYPE_CHECKING:
@@ -54,8 +54,15 @@ ON_CUDA = ("step",)
 """Benchmarks of ``--device cuda``; the others do not depend on the device."""
 
 
+_STATUSES = """\
+An exit status of 1 says that a budget is missed, not decided or not measured. A row is too busy to quote
+if its quartiles are further apart than twice its budget. Then, and if the load was above 1 before the
+start, the page stays as it is, and the name of the results file ends in "-busy".
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what was asked for; returns 1 if a budget is missed or was not measured, unless only a report is wanted."""
+    """Measures what was asked for; returns 1 if a budget is missed, not decided or not measured, unless only a report is wanted."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not set(options.only or ()) <= set(ON_CUDA):
@@ -90,11 +97,13 @@ def _rows_of(bench: Bench, plan: Plan) -> list[Row]:
 
 
 def _write(options: argparse.Namespace, machine: Machine, rows: list[Row]) -> None:
-    """Writes the results as JSON, and the page if everything was measured in full."""
+    """Writes the results as JSON, and the page if everything was measured in full on a quiet machine."""
     complete = not (options.quick or options.only or options.no_write)
+    noisy = machine.busy or any(row.status is Status.TOO_BUSY for row in rows)
+    busy = noisy and not options.write_busy
     path = options.json
     if path is None and complete:
-        path = RESULTS / f"{machine.date[:10]}-{machine.kind}.json"
+        path = RESULTS / f"{machine.date[:10]}-{machine.kind}{'-busy' if busy else ''}.json"
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         stored = {
@@ -104,7 +113,9 @@ def _write(options: argparse.Namespace, machine: Machine, rows: list[Row]) -> No
         }
         path.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         say(f"wrote {path}")
-    if complete and any(row.values for row in rows):
+    if complete and busy:
+        say(f"the machine was too busy to quote: {PAGE} stays as it is; --write-busy writes it nevertheless")
+    elif complete and any(row.values for row in rows):
         page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
         PAGE.write_text(page_with(rows, machine, device=options.device, page=page), encoding="utf-8")
         say(f"wrote {PAGE}")
@@ -118,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="What watching costs, against the bare loop in the same run. About a quarter of an hour; use a quiet machine.",
-        epilog=f"what is measured:\n{what}\n\nAn exit status of 1 says that a budget is missed or was not measured.",
+        epilog=f"what is measured:\n{what}\n\n{_STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -133,6 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
     parser.add_argument(
         "--no-write", action="store_true", help="leave benchmarks/results and the page as they are"
+    )
+    parser.add_argument(
+        "--write-busy", action="store_true", help="write the page even if the machine was too busy to quote"
     )
     parser.add_argument("--report-only", action="store_true", help="exit with 0 even if a budget is missed")
     return parser

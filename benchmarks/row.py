@@ -8,6 +8,9 @@ from typing import Any
 
 from benchmarks.spread import Spread, spread_of
 
+MOST_WIDTH_BUDGETS = 2.0
+"""Distance of the quartiles, in multiples of the budget, above which a median says more about other programs than about its budget."""
+
 
 class Status(Enum):
     """What a measurement says about its budget."""
@@ -15,6 +18,7 @@ class Status(Enum):
     MET = "met"
     MISSED = "missed"
     NO_BUDGET = "no budget"
+    TOO_BUSY = "too busy to quote"
     NOT_MEASURED = "not measured"
 
 
@@ -28,6 +32,8 @@ class Row:
         unit: of the values and the budget.
         values: one per pair or repetition; empty when it could not be measured.
         budget: the median may be at most this; None when the value only explains another.
+        most_width: distance of the quartiles above which the median is not compared with the budget; None for
+            ``MOST_WIDTH_BUDGETS`` times the budget.
         detail: further numbers of the same measurement, by name.
         reason: why it was not measured, or how to read it.
     """
@@ -37,6 +43,7 @@ class Row:
     unit: str
     values: tuple[float, ...] = ()
     budget: float | None = None
+    most_width: float | None = None
     detail: dict[str, float] = field(default_factory=dict)
     reason: str = ""
 
@@ -47,11 +54,14 @@ class Row:
 
     @property
     def status(self) -> Status:
-        """Whether the median keeps the budget."""
+        """Whether the median keeps the budget, if the quartiles are close enough to tell."""
         if self.spread is None:
             return Status.NOT_MEASURED
         if self.budget is None:
             return Status.NO_BUDGET
+        most = MOST_WIDTH_BUDGETS * self.budget if self.most_width is None else self.most_width
+        if self.spread.width > most:
+            return Status.TOO_BUSY
         return Status.MET if self.spread.median <= self.budget else Status.MISSED
 
     @property
@@ -78,5 +88,5 @@ class Row:
 
 
 def failed(rows: list[Row]) -> bool:
-    """Returns whether a budget is missed, or something was not measured."""
-    return any(row.status in (Status.MISSED, Status.NOT_MEASURED) for row in rows)
+    """Returns whether a budget is missed or not decided, or something was not measured."""
+    return any(row.status in (Status.MISSED, Status.TOO_BUSY, Status.NOT_MEASURED) for row in rows)

@@ -25,6 +25,11 @@ class Spread(NamedTuple):
     q3: float
     repeats: int
 
+    @property
+    def width(self) -> float:
+        """Distance of the quartiles."""
+        return self.q3 - self.q1
+
 
 def spread_of(values: Sequence[float]) -> Spread:
     """Returns the quartiles of ``values``, interpolated linearly.

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.loop import Loop
 from benchmarks.plan import say
 from benchmarks.receiver import receiving
-from benchmarks.row import Row
+from benchmarks.row import MOST_WIDTH_BUDGETS, Row
 from benchmarks.spread import differences, fastest_mean, percent_more, spread_of
 from benchmarks.variants import Instrumented, bare, floor, interleaved, prometheus_client, without_c
 
@@ -85,7 +85,7 @@ def _variant_rows(
 
 def _against_client(blocks: Blocks) -> list[Row]:
     rows = []
-    for label in BUDGETS_US:
+    for label, budget_us in BUDGETS_US.items():
         instrumented, client = (
             [_STATISTICS[label](steps) for steps in blocks[variant]]
             for variant in ("instrumented", "prometheus-client")
@@ -97,6 +97,7 @@ def _against_client(blocks: Blocks) -> list[Row]:
                 unit="µs",
                 values=tuple(differences(instrumented, client)),
                 budget=0.0,
+                most_width=MOST_WIDTH_BUDGETS * budget_us,
             )
         )
     return rows
@@ -105,16 +106,17 @@ def _against_client(blocks: Blocks) -> list[Row]:
 def _reported_row(blocks: Blocks, reported_us: list[float]) -> Row:
     """Returns how far the overhead in the run summaries is from the paired difference of the means."""
     means = {variant: [float(steps.mean()) / 1e3 for steps in found] for variant, found in blocks.items()}
-    cost_us = spread_of(differences(means["instrumented"], means["bare"])).median
-    measured = bool(reported_us) and cost_us > 0
+    cost = spread_of(differences(means["instrumented"], means["bare"]))
+    quotable = cost.median > 0 and cost.width <= MOST_WIDTH_BUDGETS * BUDGETS_US["mean"]
+    measured = bool(reported_us) and quotable
     return Row(
         name="step.reported",
         what="overhead in the run summary, off the paired mean",
         unit="%",
-        values=tuple(abs(each / cost_us - 1) * 100 for each in reported_us) if measured else (),
+        values=tuple(abs(each / cost.median - 1) * 100 for each in reported_us) if measured else (),
         budget=REPORTED_BUDGET_PERCENT,
         detail={"reported_us": spread_of(reported_us).median} if measured else {},
-        reason="" if measured else "no summary, or the cost drowned in noise",
+        reason="" if measured else "the cost varied too much" if reported_us else "no run summary",
     )
 
 
@@ -177,9 +179,8 @@ def _of_floor(key: str, label: str, cost: list[float], floor_us: float) -> Row:
     what = f"training thread over that floor, {label}"
     budget = BUDGET_OF_FLOOR if label == "median" else None
     if floor_us <= 0:  # noise was larger than the hooks
-        return Row(
-            name=f"{key}.ratio", what=what, unit="x", budget=budget, reason="the floor drowned in noise"
-        )
+        reason = "the floor varied too much"
+        return Row(name=f"{key}.ratio", what=what, unit="x", budget=budget, reason=reason)
     values = tuple(each / floor_us for each in cost)
     return Row(name=f"{key}.ratio", what=what, unit="x", values=values, budget=budget)
 
@@ -199,7 +200,7 @@ def _on_cuda(plan: Plan) -> list[Row]:
             ),
             Row(
                 name="cuda.wall",
-                what="a 10 ms device step, more",
+                what="additional wall time of a 10 ms device step",
                 unit="%",
                 budget=GPU_BUDGET_PERCENT,
                 reason=reason,
@@ -213,7 +214,7 @@ def _on_cuda(plan: Plan) -> list[Row]:
     more = percent_more(means["instrumented"], means["bare"])
     wall = Row(
         name="cuda.wall",
-        what="a 10 ms device step, more",
+        what="additional wall time of a 10 ms device step",
         unit="%",
         values=tuple(more),
         budget=GPU_BUDGET_PERCENT,

@@ -19,6 +19,7 @@ PAGE = """\
 
 Each value is a difference or a ratio against the bare loop, paired with it and taken in the same run.
 `make bench` writes the table; `python -m benchmarks --help` says how each value is measured.
+A row whose quartiles are further apart than twice its budget is too busy to quote; a run with such a row does not replace the table.
 
 {block}
 
@@ -96,7 +97,7 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 def _marked(row: Row) -> tuple[str, str, str, str]:
     what, budget, measured, status = cells_of(row)
-    loud = row.status in (Status.MISSED, Status.NOT_MEASURED)
+    loud = row.status in (Status.MISSED, Status.TOO_BUSY, Status.NOT_MEASURED)
     return what, budget, measured, f"**{status}**" if loud else status
 
 

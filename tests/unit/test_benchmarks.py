@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import cli
 from benchmarks.captures import LOADS, Cost, rows_of
 from benchmarks.machine import Machine
+from benchmarks.plan import Bench
 from benchmarks.row import Row, Status, failed
 from benchmarks.spread import differences, fastest_mean, percent_more, slope, spread_of
+from benchmarks.step_cost import _reported_row
 from benchmarks.table import begin_mark, cells_of, end_mark, markdown_table, number, page_with, plain_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 MACHINE = Machine(
@@ -82,7 +89,7 @@ def test_flat_memory_has_no_slope(level: float, count: int) -> None:
 @pytest.mark.parametrize(
     ("values", "budget", "status", "excess"),
     [
-        ((14.0, 15.0, 90.0), 15.0, Status.MET, 0.0),
+        ((14.0, 15.0, 15.0, 15.0, 90.0), 15.0, Status.MET, 0.0),
         ((14.0, 18.5, 18.6), 15.0, Status.MISSED, 3.5),
         ((99.0,), None, Status.NO_BUDGET, 0.0),
         ((), 15.0, Status.NOT_MEASURED, 0.0),
@@ -94,6 +101,37 @@ def test_the_median_alone_decides(
 ) -> None:
     """One outlier on a shared machine must not fail a budget, and one lucky round must not save it."""
     assert (row(*values, budget=budget).status, row(*values, budget=budget).excess) == (status, excess)
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ({}, Status.TOO_BUSY),
+        ({"budget": 62.5}, Status.MET),
+        ({"budget": 0.0, "most_width": 125.0}, Status.MISSED),
+    ],
+    ids=["twice the budget", "wider budget", "own limit"],
+)
+def test_a_row_whose_quartiles_are_too_far_apart_decides_nothing(
+    more: dict[str, float], status: Status
+) -> None:
+    """Quartiles of -6 and 119 µs, as other programs caused them, neither keep a budget of 15 µs nor miss it."""
+    noisy = row(-131.0, -6.0, 26.0, 119.0, 300.0, **more)
+
+    assert noisy.status is status
+    assert failed([noisy]) == (status is not Status.MET)
+
+
+def test_the_reported_overhead_is_not_compared_with_a_cost_that_varies_too_much() -> None:
+    """The median of such a cost is no reference: 61 % off a mean between -19 and 97 µs says nothing of the estimate."""
+    bare = [np.array([1000.0]) for _ in range(5)]
+
+    def reported(*cost_us: float) -> Row:
+        blocks = {"bare": bare, "instrumented": [np.array([1000.0 + each * 1e3]) for each in cost_us]}
+        return _reported_row(blocks, [12.0])
+
+    assert list(reported(8, 9, 10, 11, 12).values) == [pytest.approx(20.0)]
+    assert cells_of(reported(-40, -19, 48, 97, 120))[3] == "not measured: the cost varied too much"
 
 
 def test_what_was_not_measured_fails_and_values_without_a_budget_never_do() -> None:
@@ -174,6 +212,54 @@ def test_a_busy_machine_is_said_on_the_page() -> None:
 
     assert "too busy to quote" in busy.sentence()
     assert "too busy to quote" not in MACHINE.sentence()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, list[str]]]:
+    """Runs one benchmark under the given load; returns the page and the names of the results files."""
+    page = tmp_path / "overhead.md"
+    page.write_text("# Overhead\n", encoding="utf-8")
+    monkeypatch.setattr(cli, "PAGE", page)
+    monkeypatch.setattr(cli, "RESULTS", tmp_path)
+
+    def run(values: tuple[float, ...], *arguments: str, load: float) -> tuple[str, list[str]]:
+        monkeypatch.setattr(cli, "BENCHES", (Bench("step", "what", lambda _: [row(*values)]),))
+        monkeypatch.setattr(cli, "this_machine", lambda **_: replace(MACHINE, load_1min=load))
+        cli.main([*arguments, "--report-only"])
+        return page.read_text(encoding="utf-8"), [file.name for file in tmp_path.glob("*.json")]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("load", "values", "arguments"),
+    [(0.3, (1.0, 2.0), ()), (3.0, (-90.0, 1.0, 90.0), ("--write-busy",))],
+    ids=["quiet", "asked for"],
+)
+def test_a_complete_run_writes_the_table(
+    bench: Callable[..., tuple[str, list[str]]],
+    load: float,
+    values: tuple[float, ...],
+    arguments: tuple[str, ...],
+) -> None:
+    """On a quiet machine, or on request; the results file has the name that the page is compared with."""
+    page, results = bench(values, *arguments, load=load)
+
+    assert "cost per step" in page
+    assert results == [f"2030-01-02-{MACHINE.kind}.json"]
+
+
+@pytest.mark.parametrize(
+    ("load", "values"), [(3.0, (1.0, 2.0)), (0.3, (-90.0, 1.0, 90.0))], ids=["before", "during"]
+)
+def test_a_run_on_a_busy_machine_does_not_replace_the_table(
+    bench: Callable[..., tuple[str, list[str]]], load: float, values: tuple[float, ...]
+) -> None:
+    """Its missed budgets say nothing of the product. Its numbers are kept, under a name that no page is compared with."""
+    page, results = bench(values, load=load)
+
+    assert page == "# Overhead\n"
+    assert results == [f"2030-01-02-{MACHINE.kind}-busy.json"]
 
 
 def test_the_kind_of_machine_fits_into_a_file_name() -> None:
