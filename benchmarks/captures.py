@@ -25,6 +25,8 @@ WHAT = (
 )
 BUDGET_ACTIVE_PERCENT = 5.0
 WRITER_S = 60.0
+START_S = 60.0
+"""Longest time until the profiler starts after a request."""
 
 
 class Load(NamedTuple):
@@ -70,7 +72,7 @@ def _idle(plan: Plan) -> Row:
     means = {name: [float(block.mean()) for block in found] for name, found in blocks.items()}
     return Row(
         name="capture.idle",
-        what="wall time of a 2 ms step with no capture under way, against captures switched off, more",
+        what="additional wall time of a 2 ms step with captures allowed and none running, against captures switched off",
         unit="%",
         values=tuple(percent_more(means["on_demand"], means["off"])),
     )
@@ -106,7 +108,7 @@ def rows_of(load: Load, products: int, found: dict[str, list[Cost]]) -> list[Row
     return [
         Row(
             name=name,
-            what=f"wall time of a step inside a capture, more: {load.what}",
+            what=f"additional wall time of a step inside a capture: {load.what}",
             unit="%",
             values=tuple(wall),
             budget=load.budget,
@@ -118,7 +120,7 @@ def rows_of(load: Load, products: int, found: dict[str, list[Cost]]) -> list[Row
         ),
         Row(
             name=f"{name}.cpu",
-            what="processor time of its thread, more",
+            what="additional processor time of its thread",
             unit="%",
             values=tuple(percent_more(ours, alone)),
         ),
@@ -130,7 +132,7 @@ def rows_of(load: Load, products: int, found: dict[str, list[Cost]]) -> list[Row
         ),
         Row(
             name=f"{name}.own",
-            what="what of it is ours: a capture against torch.profiler alone",
+            what="a capture against torch.profiler alone",
             unit="%",
             values=tuple(percent_more(ours, torch_only)),
         ),
@@ -169,7 +171,9 @@ def _captured(session: Session, loop: Loop, steps: int, *, stacks: bool) -> Cost
     refusal = session.capture(steps=steps + 4, with_stack=stacks)
     if refusal:
         raise RuntimeError(refusal)
+    deadline = time.monotonic() + START_S
     while not _profiling():
+        _check(deadline, f"the capture has not begun after {START_S:g} s")
         loop.run(1)
     loop.run(2)  # the warm-up of the profiler is in here
     found = _cost(loop, steps)
@@ -179,10 +183,21 @@ def _captured(session: Session, loop: Loop, steps: int, *, stacks: bool) -> Cost
 
 
 def _await_record(session: Session, loop: Loop, captures: int) -> None:
-    """Trains until all captures are analysed, at most ``WRITER_S``: the thread that writes them must not run in a measured block."""
+    """Trains until all captures are analysed: the thread that writes them must not run in a measured block."""
     deadline = time.monotonic() + WRITER_S
-    while (_finished(session) < captures or _writing()) and time.monotonic() < deadline:
+    while _finished(session) < captures or _writing():
+        _check(deadline, f"the capture is not analysed after {WRITER_S:g} s")
         loop.run(1)
+
+
+def _check(deadline: float, reason: str) -> None:
+    """Raises if ``deadline`` has passed.
+
+    Raises:
+        TimeoutError: it has, for ``reason``.
+    """
+    if time.monotonic() > deadline:
+        raise TimeoutError(reason)
 
 
 def _finished(session: Session) -> int:

@@ -80,6 +80,9 @@ def share_an_agent(folder: str) -> dict[str, float]:
 
     Returns:
         Its process id, its proportional set size (PSS) in MiB, and its share of a core in %, once all ranks train.
+
+    Raises:
+        RuntimeError: the kernel does not report its PSS.
     """
     import otel_train
 
@@ -98,7 +101,7 @@ def share_an_agent(folder: str) -> dict[str, float]:
     for line in Path(f"/proc/{agent}/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith("Pss:"):
             return {"agent": agent, "percent": percent, "mib": int(line.split()[1]) / 1024}
-    return {"agent": agent, "percent": percent, "mib": 0.0}
+    raise RuntimeError(f"/proc/{agent}/smaps_rollup has no Pss line")
 
 
 def _train_evenly(loop: Loop, seconds: float, begun_s: float) -> None:

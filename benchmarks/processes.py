@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 from benchmarks.child import STEPS_PER_S
@@ -18,7 +18,7 @@ from benchmarks.row import Row
 from benchmarks.spread import differences
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from benchmarks.plan import Plan
@@ -48,7 +48,7 @@ EXPORTS_IN_TEN_MINUTES = 40
 
 def run_exit(plan: Plan) -> list[Row]:
     """Measures exit delays, in rounds of three processes."""
-    delays: dict[str, list[float]] = {"bare": [], "refuses": [], "swallows": []}
+    delays: dict[str, list[float]] = {"bare": [], "refuses": [], "does not answer": []}
     for _ in range(plan.times(3, 1)):
         for name, seen in delays.items():
             say(f"  a run, {name}")
@@ -59,20 +59,19 @@ def run_exit(plan: Plan) -> list[Row]:
                 seen.append(_exit_s(plan.folder, instrumented=name != "bare"))
     return [
         Row(
-            name=f"exit.{name}",
+            name=f"exit.{key}",
             what=f"exit, the collector {name}",
             unit="s",
             values=tuple(differences(delays[name], delays["bare"])),
             budget=BUDGET_EXIT_S,
         )
-        for name in ("refuses", "swallows")
+        for key, name in (("refuses", "refuses"), ("swallows", "does not answer"))
     ]
 
 
 def _exit_s(folder: Path, *, instrumented: bool) -> float:
     with tempfile.TemporaryDirectory(dir=folder) as runs:
-        process = _start("end", *(("--folder", runs) if instrumented else ()))
-        numbers = _numbers(process)
+        [numbers] = numbers_of([_start("end", *(("--folder", runs) if instrumented else ()))])
         # On Linux perf_counter() is CLOCK_MONOTONIC, which all processes of a host share.
         return (time.perf_counter_ns() - numbers["ended_ns"]) / 1e9
 
@@ -86,7 +85,7 @@ def run_memory(plan: Plan) -> list[Row]:
     with tempfile.TemporaryDirectory(dir=plan.folder) as runs, receiving():
         sizes = ("--steps", str(steps), "--export-interval-s", str(every_s))
         started = [_start("remember", *sizes), _start("remember", "--folder", runs, *sizes)]
-        bare, ours = (_numbers(process) for process in started)
+        bare, ours = numbers_of(started)
     return [
         Row(
             name="memory.resident",
@@ -112,7 +111,7 @@ def run_node(plan: Plan) -> list[Row]:
     ranks = plan.times(RANKS, 2)
     say(f"  {ranks} ranks")
     with tempfile.TemporaryDirectory(dir=plan.folder) as runs, receiving():
-        found = [_numbers(process) for process in [_rank(rank, ranks, runs) for rank in range(ranks)]]
+        found = numbers_of([_rank(rank, ranks, runs) for rank in range(ranks)])
     agents = {numbers["agent"]: numbers["mib"] for numbers in found}
     return [
         Row(
@@ -148,12 +147,20 @@ def _start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
 
-def _numbers(process: subprocess.Popen[str]) -> dict[str, float]:
-    """Returns what the child printed, once it has ended.
+def numbers_of(children: Sequence[subprocess.Popen[str]]) -> list[dict[str, float]]:
+    """Returns what each child printed, once all have ended; if one fails, the others are killed.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: a child failed.
     """
+    with ExitStack() as ends:
+        for process in children:
+            ends.enter_context(process)
+            ends.callback(process.kill)  # has no effect on a process that has ended
+        return [_numbers(process) for process in children]
+
+
+def _numbers(process: subprocess.Popen[str]) -> dict[str, float]:
     output, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"a child ended with {process.returncode}: its error is above")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from _thread import get_ident
 from importlib.util import find_spec
@@ -61,8 +60,8 @@ def run(plan: Plan) -> list[Row]:
     busy = {name: [block.thread_us for block in found] for name, found in blocks.items()}
     return [
         *writes,
-        *_costs(means, "cost", f"mean step of {STEP_MS:g} ms"),
-        *_costs(busy, "thread", "of it processor time of the training thread"),
+        *_costs(means, "cost", f"wall time of a mean {STEP_MS:g} ms step"),
+        *_costs(busy, "thread", "processor time of the training thread"),
         *_rates(means),
     ]
 
@@ -127,9 +126,8 @@ def _measure(loop: Loop, variants: dict[str, Variant], *, steps: int, rounds: in
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with variants[name](loop) as session:
                 loop.run(warm_up_of(steps))
-                with contextlib.suppress(AttributeError):  # the bare variant has no session
-                    if not _HAND_OVER(session)():
-                        raise RuntimeError(f"{name} has not opened in {OPENING_S / 2:g} s")
+                if session is not None and not _HAND_OVER(session)():
+                    raise RuntimeError(f"{name} has not opened in {OPENING_S / 2:g} s")
                 with no_garbage_collection():
                     begun_ns = time.thread_time_ns()
                     wall_us = float(loop.run(steps).mean()) / 1e3
@@ -142,7 +140,7 @@ def _costs(means: dict[str, list[float]], key: str, what: str) -> list[Row]:
     return [
         Row(
             name=f"trackers.{key}.{name}",
-            what=f"{what} with {_NAMES[name]}, more than instrumented without a tracker",
+            what=f"additional {what} with {_NAMES[name]}, against instrumented without a tracker",
             unit="µs",
             values=tuple(differences(found, means["none"])),
             detail={"bare_us": spread_of(means["bare"]).median},

@@ -1,4 +1,4 @@
-"""How long the training thread waits for the interpreter while the export loop holds it."""
+"""How long the training thread waits for the GIL while the service thread holds it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from benchmarks.plan import Plan
 
 WHAT = (
-    "The training thread reads the clock as fast as it can while the export loop works on a backlog of 10,000 steps, again"
-    " and again, and exports every second. A gap counts when the thread gave up the processor by itself, which here"
-    " only waiting for the interpreter makes it do. Once it never lets go of the interpreter, once it does so"
-    " between small matrix products, as training does. A report of the program to its agent costs some waits, one for each"
-    " of its parts. In the first second after the agent has opened the run directory there are one or two reports: their"
-    " waits are rows of their own. Afterwards a loop like this one makes one in half a minute; one that logs values, or has"
-    " a device, one in half a second."
+    "The training thread reads the clock as fast as it can while the agent, a process of its own, reads a backlog of 10,000"
+    " steps, again and again, and exports every second. In the program only the service thread takes the GIL from it, to"
+    " report to the agent. A gap counts when the training thread gave up the processor by itself, which here"
+    " only waiting for the GIL makes it do. A spinning thread never releases the GIL; a working thread does so between"
+    " small matrix products, as training does. A report costs some waits, one for each of its parts. In the first second"
+    " after the agent has opened the run directory there are one or two reports: their waits are rows of their own."
+    " Afterwards a loop like this one makes one in half a minute; one that logs values, or has a device, one in half a"
+    " second."
 )
 BUDGET_MS = 0.1
 BACKLOG_STEPS = 10_000
@@ -106,7 +107,7 @@ def _voluntary() -> int:
 
 
 def _rows(kind: str, waits: list[int], bare: list[int], first: list[int]) -> list[Row]:
-    name, what = f"wait.{kind}", f"wait for the export loop, thread {kind}"
+    name, what = f"wait.{kind}", f"wait for the service thread, training thread {kind}"
     p50, p99, p999 = (float(q) / 1e6 for q in np.percentile(waits or [0], (50, 99, 99.9)))
     detail = {"waits": float(len(waits)), "p50_ms": p50, "p99_ms": p99, "bare_waits": float(len(bare))}
     return [

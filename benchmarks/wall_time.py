@@ -53,7 +53,7 @@ def _wall(plan: Plan, *, step_ms: float, block_s: float, rounds: int, budget: fl
     means = {variant: [float(block.mean()) for block in found] for variant, found in blocks.items()}
     return Row(
         name=f"wall.{step_ms:g}ms",
-        what=f"wall time of a {step_ms:g} ms step, more",
+        what=f"additional wall time of a {step_ms:g} ms step",
         unit="%",
         values=tuple(percent_more(means["instrumented"], means["bare"])),
         budget=budget,
@@ -109,12 +109,14 @@ def _cpu_rows(blocks: np.ndarray, others_ns: float) -> list[Row]:
     return [
         Row(
             name="cpu.process",
-            what="process CPU at 5 ms steps, more",
+            what="additional processor time of the process, per 5 ms step",
             unit="%",
             values=tuple((thread + others).tolist()),
             budget=BUDGET_CPU_PERCENT,
             detail={"bare_ms": bare_ns / 1e6},
         ),
         Row(name="cpu.threads", what="of it in threads of otel_train", unit="%", values=(others,)),
-        Row(name="wall.5ms", what="wall time of a 5 ms step, more", unit="%", values=tuple(wall.tolist())),
+        Row(
+            name="wall.5ms", what="additional wall time of a 5 ms step", unit="%", values=tuple(wall.tolist())
+        ),
     ]

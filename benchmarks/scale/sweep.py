@@ -147,7 +147,7 @@ def _measure(stack: LocalStack, ranks: int, profile: str, every_s: float) -> Row
         memory = {name: one.memory_info().rss / 2**20 for name, one in seen.items()}
         taken, load = (_samples(stack) - samples) / window_s, psutil.getloadavg()[0]
         series, queued = _ask(stack, 'count({train_run_id!=""})'), _queued(stack)
-        result = json.loads(simulator.communicate(timeout=300)[0])
+        result = result_of(simulator)
     finally:
         simulator.kill()
         simulator.wait()
@@ -167,6 +167,19 @@ def _simulator(stack: LocalStack, ranks: int, profile: str, duration_s: float) -
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.scale", *words], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
+
+
+def result_of(simulator: subprocess.Popen[str]) -> dict[str, Any]:
+    """Returns what the simulator printed, once it has ended.
+
+    Raises:
+        RuntimeError: it printed nothing.
+    """
+    output, _ = simulator.communicate(timeout=300)
+    if not output.strip():
+        raise RuntimeError(f"the simulator ended with {simulator.returncode}: its error is above")
+    result: dict[str, Any] = json.loads(output)
+    return result
 
 
 def _cpu_s(seen: Mapping[str, Any]) -> dict[str, float]:

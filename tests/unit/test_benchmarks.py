@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from benchmarks import cli
 from benchmarks.captures import LOADS, Cost, rows_of
 from benchmarks.machine import Machine
 from benchmarks.plan import Bench
+from benchmarks.processes import numbers_of
 from benchmarks.row import Row, Status, failed
 from benchmarks.spread import differences, fastest_mean, percent_more, slope, spread_of
 from benchmarks.step_cost import _reported_row
@@ -288,3 +291,16 @@ def test_a_capture_is_measured_beside_the_profiler_alone() -> None:
     assert numbers == {"": 20.0, ".cpu": 15.5, ".torch": 10.0, ".own": 5.0}
     assert rows[0].status is Status.MISSED
     assert rows[0].detail["torch_us_each"] == pytest.approx(100.0)
+
+
+def test_a_child_that_fails_ends_the_others() -> None:
+    """Seven ranks that train on would disturb the benchmarks after it."""
+    codes = "raise SystemExit(3)", "import time; time.sleep(60)"
+    children = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for code in codes
+    ]
+
+    with pytest.raises(RuntimeError, match="a child ended with 3"):
+        numbers_of(children)
+
+    assert [child.returncode for child in children] == [3, -9]

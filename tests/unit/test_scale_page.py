@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from benchmarks.machine import Machine
 from benchmarks.scale.ranks import SimulatedRanks
-from benchmarks.scale.sweep import BEGIN, CASES, CHOSEN, END, PAGE, Row, as_table, write_page
+from benchmarks.scale.sweep import BEGIN, CASES, CHOSEN, END, PAGE, Row, as_table, result_of, write_page
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
 
@@ -70,3 +74,12 @@ def test_the_rows_that_are_said_to_be_chosen_are_what_a_run_chooses() -> None:
     }
 
     assert chosen == CHOSEN
+
+
+def test_a_simulator_that_could_not_start_is_reported_with_its_exit_code() -> None:
+    """It prints the reason on stderr and nothing on stdout, which is no JSON."""
+    command = [sys.executable, "-c", "raise SystemExit(2)"]
+    simulator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    with pytest.raises(RuntimeError, match="the simulator ended with 2"):
+        result_of(simulator)
