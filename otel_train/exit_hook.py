@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import weakref
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
@@ -67,7 +68,8 @@ class ExitHook:
         self._pid = os.getpid()
         self._before: Any = None
         self._handler: Any = None
-        self._closes_first = self._starting = self._closing = self._held = self._removed = False
+        self._starting = 0  # identity of the thread that starts the session
+        self._closes_first = self._closing = self._held = self._removed = False
         self._ring = ring
         self._extension = extension if signal_word is not None else None
         self._signal_word = signal_word
@@ -101,12 +103,16 @@ class ExitHook:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Makes SIGTERM raise ``Terminated`` inside the block, where a Python handler would close the session."""
-        self._starting = True
+        """Makes SIGTERM raise ``Terminated`` inside the block, where a Python handler would close the session.
+
+        Python handles signals on the main thread. If another thread runs the block, SIGTERM is deferred until its end.
+        """
+        self._starting = get_ident()
         try:
             yield
         finally:
-            self._starting = False
+            self._starting = 0
+        self._deliver()
 
     def close_first(self, wanted: bool) -> None:  # noqa: FBT001 - a state
         """Sets whether SIGTERM closes the session before it ends the program. Called repeatedly, from any thread.
@@ -164,6 +170,10 @@ class ExitHook:
             self._restore_handler()
             self._signal_word = self._extension = None
         self._closing = False
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Sends a deferred SIGTERM."""
         if self._held:
             self._held = False
             os.kill(os.getpid(), signal.SIGTERM)
@@ -242,9 +252,9 @@ class ExitHook:
         is_owner = os.getpid() == self._pid
         if self._extension is not None:
             self._extension.term_begun()
-        if self._starting and is_owner:
+        if self._starting == get_ident() and is_owner:
             raise Terminated
-        if self._closing and is_owner:  # closing takes a bounded time; then ``remove`` sends SIGTERM
+        if (self._starting or self._closing) and is_owner:  # both take a bounded time
             self._held = True
             return
         if callable(self._before):
@@ -252,7 +262,7 @@ class ExitHook:
                 self._state = "terminated"
             self._before(number, frame)
             return
-        if is_owner:
+        if is_owner and not self._removed:
             self._close("terminated")
         end_by_sigterm()
 

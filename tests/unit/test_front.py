@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.exit_hook import ExitHook
 from otel_train.recording.events import WAIT, Instrumented, SourceKind
 from otel_train.testing import FakeClock
+from tests.support.waiting import until
 
 # --- switched off ---------------------------------------------------------------------------------
 
@@ -132,6 +134,34 @@ def test_a_handler_of_the_users_own_still_gets_its_signal(sigterm: None) -> None
     assert got == [signal.SIGTERM]
     assert closed == []  # training goes on until the user's handler ends it
     assert hook.state == "terminated"
+    hook.remove()
+
+
+def test_a_signal_during_the_start_in_another_thread_raises_nothing_and_closes_the_session_afterwards(
+    sigterm: None,
+) -> None:
+    """Python calls its handlers on the main thread, where the program did not call ``instrument()``."""
+    got: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: got.append("handled"))
+    hook = ExitHook(lambda _: None)
+    hook.install()
+    hook.close_first(True)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def start() -> None:
+        with hook.starting():
+            begun.set()
+            goes_on.wait(10)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    begun.wait(10)
+    signal.raise_signal(signal.SIGTERM)
+    assert got == []
+    goes_on.set()
+    thread.join()
+    until(lambda: got)
+    assert got == ["handled"]
     hook.remove()
 
 
