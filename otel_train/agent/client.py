@@ -537,7 +537,7 @@ class AgentClient:
     def close(self, state: str, *, cause: str = "", assumed: bool = False) -> None:
         """Has the agent account the run to its end, and releases everything; ``cause``, ``assumed``: see ``ExitHook``.
 
-        Raises only Ctrl-C, and what another signal handler of the program raises.
+        Raises only Ctrl-C, and what another signal handler of the program raises. After Ctrl-C it waits for nothing more.
         """
         timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
         ended_ns = system_clock()  # the wait for the agent is not run time
@@ -554,9 +554,17 @@ class AgentClient:
             lambda: self._end((state, ended_ns, assumed, cause), timeout_s, began_s),
             lambda: self.components.close(state, timeout_s),
             self._disconnect,
+            self._await_thread,
             self.recording.close,
         )
-        _do_all(iter(actions), guard)
+        at_once = {self.components.signal.remove, self.recording.end, self._disconnect}
+        if self.connection.thread is None:  # else it still reads the memory
+            at_once.add(self.recording.close)
+        remaining = iter(actions)
+        try:
+            _do_all(remaining, guard)
+        finally:  # after Ctrl-C some remain
+            _do_all((action for action in remaining if action in at_once), guard)
 
     def _record_end(self, state: str, ended_ns: int, *, assumed: bool = False) -> None:
         """Records in shared memory how the session ends, for an agent that does not get the message."""
@@ -617,6 +625,9 @@ class AgentClient:
             self.connection.channel.end_sends()  # the agent is late: the service thread waits for its final answer
         else:
             self.connection.channel.close()
+
+    def _await_thread(self) -> None:
+        """Waits for an agent thread."""
         thread = self.connection.thread
         if thread is not None:  # it ends with this process: data that it has not sent stays in the spool
             thread.join(self._config.exit_timeout_s)

@@ -256,6 +256,34 @@ def test_what_a_signal_handler_raises_in_instrument_reaches_the_program(run: Run
 
 
 @pytest.mark.usefixtures("each_agent")
+def test_ctrl_c_while_a_session_closes_ends_its_waits_and_leaves_nothing_of_it(
+    run: Run, tmp_path: Path
+) -> None:
+    """In a notebook the process goes on: hooks would stay, and the run would not end before it."""
+    done = run("""
+        import signal
+        session = start(model)
+        train()
+        session._service._await_agent = lambda _: signal.raise_signal(signal.SIGINT)
+        try:
+            session.close()
+        except KeyboardInterrupt:
+            print("interrupted", signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL)
+        session = start(model)
+        train()
+        session.close()
+        print(session.summary()["steps"]["train"])
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread():
+                thread.join(10)
+        """)
+
+    assert (done.returncode, done.stdout) == (0, "interrupted True\n10\n"), done.stderr
+    summaries = [json.loads((path / "rank0" / "summary.json").read_text()) for path in runs(tmp_path)]
+    assert [(each["state"], each["steps"]) for each in summaries] == [("finished", {"train": 10})] * 2
+
+
+@pytest.mark.usefixtures("each_agent")
 def test_a_program_whose_threads_have_numbers_of_another_library_is_counted(run: Run) -> None:
     """Gevent and eventlet replace what tells threads apart: their greenlets are threads of their own."""
     done = run(
