@@ -476,6 +476,8 @@ static struct {
     timer_t timer;
     struct itimerspec patience;   /* all 0: no session has to be closed first */
     struct sigaction before;      /* previous action */
+    struct sigaction first;       /* `before` as it was when a handler that still calls this one as its previous one was set */
+    int has_successor;            /* whether there is such a handler */
     Py_buffer shown;              /* memory in which the agent reads the signal's number */
     volatile sig_atomic_t active; /* whether the handler is set */
     volatile sig_atomic_t waits;  /* 1: for Python's handler to begin; 2: it has begun */
@@ -487,17 +489,22 @@ static void end_by(int number) {
 }
 
 static void on_term(int number, siginfo_t *info, void *context) {
+    static volatile unsigned long caller; /* thread in which this handler calls the previous one, which may call this one again */
     int kept = errno, mine = getpid() == term.pid, late = mine && term.waits == 1 && info->si_code == SI_TIMER;
     int closes = term.patience.it_value.tv_sec || term.patience.it_value.tv_nsec;
+    int nested = caller == THIS_THREAD;
+    const struct sigaction *next = nested ? &term.first : &term.before;
+    caller = THIS_THREAD;
     if (term.active && mine) *(volatile int64_t *)term.shown.buf = number;
     if (term.active && closes && mine && !term.waits) {
         term.waits = 1;
         timer_settime(term.timer, 0, &term.patience, NULL);
     }
     if (term.active && closes && (late || !mine)) end_by(number);
-    else if (term.before.sa_flags & SA_SIGINFO) term.before.sa_sigaction(number, info, context);
-    else if (term.before.sa_handler != SIG_DFL) term.before.sa_handler(number);
+    else if (next->sa_flags & SA_SIGINFO) next->sa_sigaction(number, info, context);
+    else if (next->sa_handler != SIG_DFL) next->sa_handler(number);
     else if (!term.active || !closes) end_by(number); /* else Python's handler, which is about to be set, sees it in term_begun() */
+    if (!nested) caller = 0;
     errno = kept;
 }
 
@@ -524,7 +531,8 @@ static int is_default(void) {
 
 static PyObject *unwatch_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     if (!term.active) return Py_NewRef(Py_None);
-    if (is_on_top()) sigaction(SIGTERM, &term.before, NULL);
+    if (!is_on_top()) term.has_successor = 1;
+    else if (sigaction(SIGTERM, &term.before, NULL) == 0 && term.has_successor) term.before = term.first;
     term.active = 0;
     if (term.has_timer && getpid() == term.pid) timer_delete(term.timer);
     PyBuffer_Release(&term.shown);
@@ -547,6 +555,7 @@ static PyObject *watch_term(PyObject *Py_UNUSED(module), PyObject *args) {
             return Py_NewRef(Py_False);
         if (get_words(shown, &term.shown, 1) < 0) return NULL;
         term.before = before;
+        if (!term.has_successor) term.first = before;
         term.pid = getpid();
         term.has_timer = term.waits = 0;
         term.patience.it_value = (struct timespec){0};

@@ -140,6 +140,26 @@ def test_a_session_gives_the_handler_back(begin: Begin, agent: str) -> None:
     assert terminated_in_s(process) < 10
 
 
+@in_c
+@pytest.mark.parametrize("sessions", ["start()", "start().close()", "start(console_metrics='throughput')"])
+def test_a_handler_that_a_library_set_during_an_earlier_session_is_called_once(
+    begin: Begin, sessions: str
+) -> None:
+    """It calls otel_train's as its previous one, which calls it again as its own: the two would overflow the stack."""
+    process = begin(f"""
+        import faulthandler
+        first = start()
+        faulthandler.register(signal.SIGTERM, all_threads=False, chain=True)
+        first.close()
+        {sessions}
+        say("ready")
+        time.sleep(60)
+        """)
+    assert line(process) == "ready"
+
+    assert ended_by_sigterm(process).count("most recent call first") == 1
+
+
 @beside
 def test_what_is_open_in_the_program_alone_is_closed_first(begin: Begin, tmp_path: Path) -> None:
     """A tracker lives there: rows that wait for it would be lost. The service thread opens it, and may set no handler itself."""
