@@ -140,7 +140,9 @@ def test_items_of_several_threads_are_written_by_one_thread(monkeypatch: pytest.
         background_queue, "daemon_thread", lambda target, name: Slow(target=target, name=name)
     )
     writers = set()
-    shared = BackgroundQueue("shared", lambda _: writers.add(threading.get_ident()), lambda: None, most=8)
+    shared: BackgroundQueue[int] = BackgroundQueue(
+        "shared", lambda _: writers.add(threading.get_ident()), lambda: None, most=8
+    )
     program = [threading.Thread(target=shared.hand, args=(number,)) for number in range(4)]
     for thread in program:
         thread.start()
