@@ -18,7 +18,7 @@ import re
 import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
@@ -227,6 +227,18 @@ def problem_of(path: Path, *, root: Path | None = None) -> str:
     return ""
 
 
+def folder_problem(path: Path, *, links: bool = False) -> str:
+    """Returns why an existing folder, or a file in it, cannot be opened; "" if it can, or if there is none. ``links``: one is followed."""
+    try:
+        with _folder_of(path / "file", path if links else path.parent) as (at, _, _):
+            os.stat(".", dir_fd=at)  # fails if the folder may be listed and not entered
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int:
     """Opens a file for writing and reading; creates it if it is missing; returns its descriptor. See ``open_below``.
 
@@ -317,11 +329,17 @@ def changed_ns(path: Path) -> int:
 
 def rank_folders(run: Path) -> dict[int, Path]:
     """Returns the folder of each rank of a run, by rank."""
-    found = {
-        int(name[4:]): run / name
-        for name in folders_in(run)
-        if re.fullmatch(r"rank(0|[1-9][0-9]{0,8})", name)
-    }
+    return _ranks_among(run, folders_in(run))
+
+
+def rank_problems(run: Path) -> dict[int, str]:
+    """Returns why the folder of a rank cannot be read, by rank: a link, a file, or no permission."""
+    found = {rank: folder_problem(path) for rank, path in _ranks_among(run, names_in(run)).items()}
+    return {rank: problem for rank, problem in found.items() if problem}
+
+
+def _ranks_among(run: Path, names: Iterable[str]) -> dict[int, Path]:
+    found = {int(name[4:]): run / name for name in names if re.fullmatch(r"rank(0|[1-9][0-9]{0,8})", name)}
     return dict(sorted(found.items()))
 
 

@@ -28,10 +28,11 @@ from otel_train.datamodel import (
     SPANS_FILE,
     SUMMARY_FILE,
 )
-from otel_train.errors import RunDirectoryError
+from otel_train.errors import RunDirectoryError, shown
 from otel_train.exporters.spool import parts_of
 from otel_train.files import (
     MOST_LINE_BYTES,
+    folder_problem,
     lines_of,
     names_in,
     open_binary,
@@ -39,9 +40,10 @@ from otel_train.files import (
     parse_line,
     problem_of,
     rank_folders,
+    rank_problems,
     read_json,
 )
-from otel_train.profiler.storage import METADATA_SUFFIX
+from otel_train.profiler.storage import METADATA_SUFFIX, read_metadata
 from otel_train.rundata.files import current_document, is_former, mapping, whole
 from otel_train.rundata.run import read_run
 from otel_train.rundata.schemas import REMEDY, wrong_values
@@ -123,8 +125,8 @@ def _presence(folder: Path, listed: Document) -> Iterator[Fault]:
                     yield Fault(f"{name}/{file}", problem)
         elif problem := problem_of(folder / name, root=folder):
             yield Fault(name, problem)
-        elif (size := (folder / name).stat().st_size) != entry.get("bytes"):
-            yield Fault(name, f"has {size:,} bytes; {SUMMARY} says {entry.get('bytes')}")
+        else:
+            yield from _size(folder / name, name, entry, SUMMARY)
 
 
 def _operations(path: Path) -> Iterator[str]:
@@ -265,15 +267,41 @@ def check_run(run: Path, in_order: Callable[..., Iterable[list[Fault]]] = map) -
         in_order: applies a function to each rank, as ``map`` does; may use several processes.
     """
     faults = list(_document(run / RUN_FILE, "files/run", RUN_FILE))
-    for name in names_in(run / CAPTURES_FOLDER):
-        if name.endswith(METADATA_SUFFIX):
-            faults += _document(run / CAPTURES_FOLDER / name, "files/capture", f"{CAPTURES_FOLDER}/{name}")
-    ranks = rank_folders(run)
-    if not ranks:
+    faults += _captures(run / CAPTURES_FOLDER)
+    problems = rank_problems(run)
+    faults += (Fault(f"rank{rank}", f"cannot be read: {problem}") for rank, problem in problems.items())
+    ranks = [rank for rank in rank_folders(run) if rank not in problems]
+    if not ranks and not problems:
         faults.append(Fault(str(run), "there is no rank folder"))
     for found in in_order(partial(_faults_of_rank, run), ranks):
         faults += found
     return faults
+
+
+def _captures(folder: Path) -> Iterator[Fault]:
+    """Yields the faults of the metadata of captures, and of the traces that they name."""
+    if problem := folder_problem(folder):
+        yield Fault(folder.name, f"cannot be read: {problem}")
+        return
+    for name in names_in(folder):
+        if not name.endswith(METADATA_SUFFIX):
+            continue
+        found = list(_document(folder / name, "files/capture", f"{folder.name}/{name}"))
+        yield from found
+        metadata = {} if found else read_metadata(folder / name)
+        trace = metadata.get("file")
+        if not trace:  # the metadata says why none was written
+            continue
+        if problem := "its name is a path" if "/" in trace else problem_of(folder / trace):
+            yield Fault(f"{folder.name}/{trace}", problem)
+        elif metadata.get("bytes") is not None:
+            yield from _size(folder / trace, f"{folder.name}/{trace}", metadata, name)
+
+
+def _size(path: Path, file: str, entry: Document, source: str) -> Iterator[Fault]:
+    size, expected = path.stat().st_size, entry.get("bytes")
+    if size != expected:
+        yield Fault(file, f"has {size:,} bytes; {source} says {expected}")
 
 
 def _faults_of_rank(run: Path, rank: int) -> list[Fault]:
@@ -292,7 +320,16 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
     if reader.summary and not reader.ended:
         yield Fault(summary, "the end of the run was not recorded")
     settings = present(reader.about.get("settings") or {})[0]
-    if reader.flight is None and settings.get("flight_recorder", True):
+    for key, expected, source in (
+        ("run_id", reader.about.get("run_id"), RUN_FILE),
+        ("rank", rank, f"the folder {folder.name}"),
+    ):
+        if reader.summary and expected is not None and reader.summary.get(key) != expected:
+            found = shown(reader.summary.get(key))
+            yield Fault(summary, f"{key} is {found}; that of {source} is {shown(expected)}")
+    telemetry = mapping(reader.summary.get("telemetry"))
+    is_empty = telemetry.get("records") == 0 and not problem_of(folder / FLIGHT_FILE)
+    if reader.flight is None and settings.get("flight_recorder", True) and not is_empty:
         yield Fault(f"{folder.name}/{FLIGHT_FILE}", "is missing, cannot be read, or holds nothing")
     for warning in reader.warnings:
         if REMEDY not in warning:  # else it is about wrong values, which _document reports one by one
@@ -303,7 +340,9 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
         yield from _lines(folder / name, schema, most_bytes)
     yield from _laws(summary, reader.summary)
     home = writer.artifact_folder(run, rank)
-    if (home / SUMMARY).exists():
+    if problem := folder_problem(home):
+        yield Fault(str(home.relative_to(run)), f"cannot be read: {problem}")
+    elif any(os.path.lexists(home / name) for name in (SUMMARY, writer.MARK)):
         yield from (
             Fault(f"{home.relative_to(run)}/{fault.file}", fault.what) for fault in check_artifacts(home)
         )

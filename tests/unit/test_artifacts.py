@@ -27,6 +27,7 @@ from tests.support.zero_code import printed_by
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "otel_train/rundata/artifacts.schema.json").read_text(encoding="utf-8")
 )
+WITHOUT_RIGHTS = 65_534
 DOCUMENTS = {
     "config.json": "config",
     "metrics.json": "metrics",
@@ -432,6 +433,8 @@ def test_ranks_of_a_large_run_are_checked_in_several_processes(
     say_summary(run)
     for rank in range(1, 12):
         shutil.copytree(run / "rank0", run / f"rank{rank}")
+        summary = run / f"rank{rank}" / "summary.json"
+        summary.write_text(json.dumps({**read(summary.parent, summary.name), "rank": rank}))
     (run / "rank7" / "events.jsonl").write_text("not json\n")
     monkeypatch.setattr("otel_train.profiler.storage.rank_folders", pytest.fail)
     monkeypatch.setattr("otel_train.artifacts.validate.read_run", _read_elsewhere(os.getpid(), read_run))
@@ -459,6 +462,132 @@ def _read_elsewhere(parent: int, read: Callable[..., Any]) -> Callable[..., Any]
         return read(run, rank)
 
     return read_run
+
+
+def _with_metadata(run: Path) -> Path:
+    trace = put_capture(run)
+    record = {
+        "file": trace.name, "bytes": trace.stat().st_size, "trigger": "on_demand", "reason": "", "alert": "", "rank": 0,
+        "epoch": 1, "steps": [2, 4], "steps_asked": 3, "steps_recorded": 3, "begun_unix_ns": 1, "ended_unix_ns": 2,
+        "seconds": 1.0, "options": {}, "problem": "", "warnings": [],
+    }  # fmt: skip
+    replace_json(trace.with_name("epoch_1-step_2-rank0.record.json"), record)
+    return trace
+
+
+def _link_to_a_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+    folder.symlink_to("moved")
+
+
+def _file_for_a_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+CAPTURES_SPOILED = {
+    "vanished": ("captures/epoch_1-step_2-rank0.json.gz: No such file", lambda trace: trace.unlink()),
+    "cut": ("captures/epoch_1-step_2-rank0.json.gz: has 40 bytes; epoch_1-step_2", lambda trace: os.truncate(trace, 40)),
+    "a file": ("captures: cannot be read: no folder", lambda trace: _file_for_a_folder(trace.parent)),
+    "a link": ("captures: cannot be read: a link", lambda trace: _link_to_a_folder(trace.parent)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "spoil"), CAPTURES_SPOILED.values(), ids=CAPTURES_SPOILED)
+def test_a_capture_that_is_damaged_or_gone_is_a_fault(
+    fault: str, spoil: Callable[[Path], Any], run: Path, cli: Cli
+) -> None:
+    """Only the metadata was checked: the run was called complete without its traces."""
+    say_summary(run)
+    trace = _with_metadata(run)
+    sound = cli("validate", run).code
+    spoil(trace)
+    code, said, _ = cli("validate", run)
+
+    assert (sound, code) == (0, 1)
+    assert fault in said
+
+
+def test_a_capture_that_could_not_be_written_is_no_fault(run: Path, cli: Cli) -> None:
+    """Its metadata has no file, and the reason."""
+    say_summary(run)
+    trace = _with_metadata(run)
+    trace.unlink()
+    path = trace.with_name("epoch_1-step_2-rank0.record.json")
+    replace_json(path, {**read(path.parent, path.name), "file": "", "bytes": 0, "problem": "not written"})
+
+    assert cli("validate", run).code == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"run_id": "r2"}, "rank0/summary.json: run_id is 'r2'; that of run.json is 'r1'"),
+        ({"rank": 1}, "rank0/summary.json: rank is 1; that of the folder rank0 is 0"),
+    ],
+)
+def test_files_of_another_run_or_rank_are_a_fault(
+    values: dict[str, Any], fault: str, run: Path, cli: Cli
+) -> None:
+    """A folder that was copied from another run was called consistent."""
+    say_summary(run, **values)
+    code, said, _ = cli("validate", run)
+
+    assert code == 1
+    assert fault in said
+
+
+def test_artifacts_whose_summary_is_gone_are_a_fault_of_the_run(run: Path, cli: Cli) -> None:
+    """The mark of the writer is left: without the summary the folder passed as absent."""
+    say_summary(run)
+    write(run, 0)
+    sound = cli("validate", run).code
+    (run / "artifacts" / "profiler_summary.json").unlink()
+    code, said, _ = cli("validate", run)
+
+    assert (sound, code) == (0, 1)
+    assert "artifacts/profiler_summary.json" in said
+
+
+def test_what_this_user_may_not_read_is_a_fault_by_its_folder(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an unexpected error, or the run was called complete."""
+    say_summary(run)
+    write(run, 0)
+    _with_metadata(run)
+    cli("validate", run)  # imports everything
+    monkeypatch.chdir(run.parent)  # pytest's folders above it are closed to other users
+    locked = [run / name for name in ("artifacts", "captures")]
+    user = os.geteuid()
+    try:
+        for folder in locked:
+            folder.chmod(0)
+        for path in (run.parent, *run.rglob("*"), run):
+            if not user:
+                os.chown(path, WITHOUT_RIGHTS, -1)
+        os.seteuid(user or WITHOUT_RIGHTS)
+        code, said, err = cli("validate", f"./{run.name}")
+    finally:
+        os.seteuid(user)
+        for folder in locked:
+            folder.chmod(0o700)
+
+    assert (code, err) == (1, "")
+    assert said.splitlines()[:-1] == [
+        "captures: cannot be read: Permission denied",
+        "artifacts: cannot be read: Permission denied",
+    ]
+
+
+def test_a_run_that_recorded_nothing_needs_no_events_in_its_flight_file(tmp_path: Path, cli: Cli) -> None:
+    """A program that ends before its first step leaves a flight file without an event."""
+    run = leave_run(tmp_path, ())
+    say_summary(run)
+    summary = read(run / "rank0", "summary.json")
+    assert "rank0/flight.bin: is missing" in cli("validate", run).out
+    replace_json(run / "rank0/summary.json", {**summary, "telemetry": {**summary["telemetry"], "records": 0}})
+    assert cli("validate", run).code == 0
 
 
 def test_a_run_whose_values_break_a_law_is_not_sound(run: Path, cli: Cli) -> None:
