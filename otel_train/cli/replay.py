@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -26,7 +29,7 @@ from otel_train.exporters.otlp_response import ExportResponse, ExportResult
 from otel_train.exporters.otlp_settings import SIGNALS, OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.spool import MOST_LINE_BYTES, NAMES, SpoolQueue, parts_of, rejected_in, send_again
-from otel_train.files import lines_of, make_folder, open_binary, rank_folders
+from otel_train.files import lines_of, make_folder, open_binary, rank_folders, rank_problems
 from otel_train.safety import printable
 from otel_train.stack import configuration
 
@@ -48,9 +51,18 @@ def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
 def _recorded(rank: Path, signal: str) -> Iterator[bytes | None]:
     """Yields the requests in a recording; None for a line cut by a crash."""
     for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl"):
-        with open_binary(part) as file:
+        with _named(part), open_binary(part) as file:
             for line in lines_of(file, MOST_LINE_BYTES):
                 yield line[:-1] if line.endswith(b"\n") else None
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Adds the path of the file to an error of reading it."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
@@ -116,11 +128,12 @@ def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
     if not url:
         raise ConfigError("No Prometheus is named. Give --prometheus http://127.0.0.1:9090")
     ranks = [found for rank in rank_folders(run_directory).values() for found in _exports(rank)]
-    began_s = time.monotonic()
+    until_s, limit_s = time.monotonic() + wait_s, math.inf  # the first time every export is asked for
     while True:
         for each in ranks:
-            each.missing = each.missing and _missing(each, url)
-        if not any(each.missing for each in ranks) or time.monotonic() - began_s > wait_s:
+            each.missing = _missing(each, url, limit_s)
+        limit_s = until_s
+        if not any(each.missing for each in ranks) or time.monotonic() > until_s:
             break
         time.sleep(ASK_EVERY_S)
     return _print_missing(run_directory, ranks, url)
@@ -145,12 +158,16 @@ def _exports(rank: Path) -> Iterable[RankExports]:
     return found.values()
 
 
-def _missing(rank: RankExports, url: str) -> set[int]:
+def _missing(rank: RankExports, url: str, until_s: float) -> set[int]:
+    """Returns the times without a sample, asked for in slices that contain one, until ``until_s``: a clock may have been decades off."""
     matchers = ",".join(f"{name}={quoted(text)}" for name, text in rank.labels.items())
-    missing = set(rank.missing)
-    first_s, last_s = min(missing) // 1000, max(missing) // 1000 + 1
-    for end_s in range(last_s, first_s - 1, -_SLICE_S):
-        query = f"{c.HEARTBEAT_TIME.prometheus}{{{matchers}}}[{min(_SLICE_S, end_s - first_s + 1)}s]"
+    missing, unasked = set(rank.missing), sorted(rank.missing)
+    while unasked and time.monotonic() <= until_s:
+        end_s = unasked[-1] // 1000 + 1
+        first = bisect_right(unasked, (end_s - _SLICE_S) * 1000)
+        length_s = min(_SLICE_S, end_s - unasked[first] // 1000 + 1)
+        del unasked[first:]
+        query = f"{c.HEARTBEAT_TIME.prometheus}{{{matchers}}}[{length_s}s]"
         answer = checks.get(f"{url}/api/v1/query?query={quote(query)}&time={end_s}")
         missing -= _times_ms(answer, url)
     return missing
@@ -161,7 +178,7 @@ def _times_ms(answer: checks.HttpResult, url: str) -> set[int]:
     try:
         samples = (each for series in document["data"]["result"] for each in series.get("values", ()))
         return {round(float(at_s) * 1000) for at_s, _ in samples}
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         why = answer.reason or f"status {answer.status}"
         raise StackError(f"{url} does not answer as Prometheus does ({why}): correct --prometheus") from error
 
@@ -284,6 +301,8 @@ def run(args: argparse.Namespace) -> int:
     _refuse_ignored(args)
     try:
         directory = chosen_run(args.run, args.run_dir)
+        for rank, problem in rank_problems(directory).items():
+            raise RunDirectoryError(f"{directory}/rank{rank}: cannot be read: {problem}")
         if args.blocks:
             older_than_s = WINDOW_S if args.older_than is None else args.older_than * 3600
             return blocks(directory, args.blocks, older_than_s=older_than_s)
@@ -295,7 +314,9 @@ def run(args: argparse.Namespace) -> int:
             directory, endpoint=args.endpoint, recorded=args.all, rejected=args.rejected, dry_run=args.dry_run
         )
     except OSError as error:
-        raise RunDirectoryError(f"{error.filename or 'the spool'}: {error.strerror or error}") from error
+        raise RunDirectoryError(
+            f"{error.filename or args.blocks or 'the spool'}: {error.strerror or error}"
+        ) from error
     _say(directory, counts, verb="to send" if args.dry_run else "accepted")
     return 1 if counts.kept or counts.rejected else 0
 

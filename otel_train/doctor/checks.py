@@ -111,10 +111,10 @@ def _body(response: Any) -> bytes:  # Any: a response or an HTTPError
 
 def get(url: str, headers: Mapping[str, str] | None = None) -> HttpResult:
     """Sends a GET request; returns the response, or why there is none."""
-    if urlsplit(url).scheme not in {"http", "https"}:
-        return HttpResult(reason=f"{url} is not an http address")
-    request = urllib.request.Request(url, headers=dict(headers or {}))
     try:
+        if urlsplit(url).scheme not in {"http", "https"}:
+            return HttpResult(reason=f"{url} is not an http address")
+        request = urllib.request.Request(url, headers=dict(headers or {}))
         with open_url(request, WITHIN_S) as response:
             return HttpResult(response.status, _body(response))
     except urllib.error.HTTPError as error:

@@ -452,7 +452,10 @@ class SpoolQueue:
             with os.scandir(self.folder) as entries:
                 # A folder, a pipe or a link in place of a segment must not hold up those behind it.
                 names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-        except OSError:
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._on_error(error)
             return []
         return sorted(int(match[1]) for match in map(self._pattern.fullmatch, names) if match)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socketserver
 import threading
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,8 @@ from tests.support.command_line import Cli
 from tests.support.http_server import http_server
 from tests.support.receiver import http_receiver, refusing_address
 from tests.support.snapshots import RESOURCE, START_NS, snapshot, spans
+
+WITHOUT_RIGHTS = 65_534
 
 
 def metrics(steps: float = 7.0) -> bytes:
@@ -288,6 +293,37 @@ def test_a_link_in_place_of_a_recording_is_not_followed(run_path: Path, tmp_path
         assert received.requests == 0
 
 
+@pytest.mark.parametrize("place", ["rank0", "rank0/spool", "a link"])
+def test_a_rank_that_cannot_be_read_is_refused(
+    place: str, run_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests were counted as none: "0 to send", exit code 0."""
+    monkeypatch.chdir(run_path.parent)  # pytest's folders above it are closed to other users
+    path, user = run_path / place, os.geteuid()
+    if place == "a link":
+        path = run_path / "rank0"
+        path.rename(run_path / "moved")
+        path.symlink_to("moved")
+    else:
+        for each in (run_path.parent, run_path, *run_path.rglob("*")) if not user else ():
+            os.chown(each, WITHOUT_RIGHTS, -1)
+        path.chmod(0)
+    cli("replay", "--help")  # imports the command
+    modes = (["--dry-run"], ["--verify", "--prometheus", "http://127.0.0.1:9"], ["--blocks=b"])
+    try:
+        if place != "a link":
+            os.seteuid(user or WITHOUT_RIGHTS)
+        said = [cli("replay", f"./{run_path.name}", *mode).refused for mode in modes]
+    finally:
+        os.seteuid(user)
+        path.chmod(0o700)
+
+    why = "a link" if place == "a link" else "Permission denied"
+    assert all(f"{run_path.name}/{path.relative_to(run_path)}: " in each and why in each for each in said), (
+        said
+    )
+
+
 def store(*times_s: float, status: int = 200) -> AbstractContextManager[str]:
     """A Prometheus that has samples of these times, of every rank."""
     values = [[time_s, "1"] for time_s in times_s]
@@ -312,6 +348,49 @@ def test_what_is_in_the_store_is_no_more_than_what_the_store_says(send: Cli, ver
     assert "--rejected sends them again" in rejected.err
     assert "rank 3: 1 of 1 are missing, between 2023-11-14 22:13:30 UTC" in missing.err
     assert "--blocks DIR writes them for promtool" in missing.err
+
+
+def test_only_times_of_exports_are_asked_for(run_path: Path, cli: Cli) -> None:
+    """A clock of 1970 made 80,000 queries, one for every six hours since, and --wait did not end them."""
+    for time_s in (1, START_NS // 10**9 + 12):
+        put(run_path / "rank0", metrics().replace(b"%d" % (START_NS + 10**10), b"%d" % (time_s * 10**9)))
+    queries: list[str] = []
+
+    def answer(request: Any, _: bytes) -> tuple[int, bytes]:
+        queries.append(request.path)
+        return 200, b'{"status": "success", "data": {"result": []}}'
+
+    with http_server(answer) as there:
+        ended = cli("replay", run_path, "--verify", "--wait", "0", "--prometheus", there)
+
+    assert ended.code == 1
+    assert len(queries) == 3
+    assert "4 are not" in ended.out
+
+
+def test_an_infinite_time_in_an_answer_is_said(verify: Cli) -> None:
+    """It was an unexpected OverflowError."""
+    document = b'{"data": {"result": [{"values": [["inf", "1"]]}]}}'
+    with http_server(lambda *_: (200, document)) as there:
+        assert "does not answer as Prometheus does" in verify(there).refused
+
+
+def test_an_address_that_is_no_url_is_said(verify: Cli) -> None:
+    """It was an unexpected ValueError."""
+    assert "http://[ does not answer as Prometheus does (Invalid IPv6 URL)" in verify("http://[").refused
+
+
+def test_a_full_disk_names_the_folder_of_blocks(
+    run_path: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named the spool, which is on another disk."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command, "write_text", full)
+    said = cli("replay", run_path, "--blocks", tmp_path / "b").refused
+    assert said == f"otel-train: {tmp_path / 'b'}: No space left on device\n"
 
 
 @pytest.mark.parametrize("status", [302, 404, 503])
