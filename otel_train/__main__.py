@@ -11,6 +11,10 @@ def main() -> int:
         return command()
     except KeyboardInterrupt:
         return 130
+    except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # in __set_name__, before Python 3.12
+            return 130
+        raise
 
 
 if __name__ == "__main__":

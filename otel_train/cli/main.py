@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from otel_train.cli import complain
 from otel_train.config.validation import DEBUG_VARIABLE
 from otel_train.errors import OtelTrainError, near, shown
-from otel_train.safety import daemon_thread
+from otel_train.safety import daemon_thread, printable
 
 COMMANDS = {
     "run": "run a training script with instrumentation, without a change to its code",
@@ -226,6 +226,10 @@ class _Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:  # the method of argparse ignores an OSError of the write
         """Prints the help; an error of the write is raised, as for any output of a command."""
         print(self.format_help(), end="", file=file)
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the error without the control characters of the arguments that it repeats."""
+        super().error(printable(message))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuses unknown arguments with the usage of the subcommand: argparse would print that of ``otel-train``."""
