@@ -64,6 +64,7 @@ NOT_SHOWN: Final = {
     "run:train_goodput:ratio6h": _ALERT,
     "run_rank:train_start_time_seconds:max": "alerts on events use it to exclude the samples of an earlier attempt",
     "run:train_ranks_awaited:count": "TrainRanksMissing compares with it; the dashboards show how many ranks are expected and report",
+    "run:train_ranks_expected:last1h": "TrainRanksMissing needs it where rank 0 is missing; the dashboards show `train_ranks_expected`",
     "run:train_step_duration_seconds:median1h": "two alerts use it to find the runs that have steps of over five minutes",
 }
 """Published or recorded series that no dashboard shows, by Prometheus name, with the reason."""

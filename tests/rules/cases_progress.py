@@ -113,6 +113,13 @@ def alone(run: str, *finished: str) -> dict[str, str]:
     return series
 
 
+def without_rank_0(run: str, series: dict[str, str]) -> dict[str, str]:
+    """Four ranks that train; of rank 0 nothing is heard after nine and a half minutes but what is given."""
+    others = {heartbeat(rank, "b", run): "0+30x80" for rank in "123"}
+    trains = {status("training", run, rank): "1x80" for rank in "123"}
+    return {heartbeat(run=run): "0+30x19 _x61", **others, **trains, **series}
+
+
 CASES = (
     Case(
         "all ranks freeze while telemetry still flows",
@@ -362,6 +369,36 @@ CASES = (
         (quiet("TrainRanksMissing", 4), fires("TrainRanksMissing", 9, "1", train_run_id="r")),
     ),
     Case(
+        "rank 0 of one run goes mute, of one continues elsewhere with a rank less, and of one finishes first",
+        30,
+        {
+            **without_rank_0(
+                "mute", {status("training", "mute"): "1x19 _x61", ranks_expected("mute"): "4x19 _x61"}
+            ),
+            **without_rank_0(
+                "smaller",
+                {
+                    heartbeat(host="z", run="smaller"): "_x20 600+30x60",
+                    heartbeat("4", "b", "smaller"): "0+30x19 _x61",
+                    ranks_expected("smaller").replace("}", ',host_name="z"}'): "_x20 4x60",
+                    ranks_expected("smaller"): "5x19 _x61",
+                },
+            ),
+            **without_rank_0(
+                "done",
+                {
+                    status("finished", "done"): "0x17 1x1 _x61",
+                    status("training", "done"): "1x17 0x1 _x61",
+                    ranks_expected("done"): "4x19 _x61",
+                },
+            ),
+        },
+        (
+            quiet("TrainRanksMissing", 14),
+            *(fires("TrainRanksMissing", minute, "3", train_run_id="mute") for minute in (15, 20, 39)),
+        ),
+    ),
+    Case(
         "ranks that finish one after the other are not missing",
         30,
         {
@@ -485,6 +522,31 @@ CASES = (
             quiet("TrainGoodputBurnFast", 108),
             quiet("TrainGoodputBurnFast", 225),
             fires("TrainGoodputBurnFast", 245, "80%", train_run_id="again"),
+        ),
+    ),
+    Case(
+        "one run is busy with results after training, another one saves for 13 minutes after each pass of five",
+        60,
+        {
+            # After its last step it is busy with results for two hours.
+            **spent("results", productive="0+57x60 3420x120", outside="0+3x60 180+60x119"),
+            status("training", run="results"): "1x180",
+            heartbeat(run="results"): "0+60x60 3600x119",
+            threshold(run="results"): "300x60 86400x119",
+            # It trains for 5 minutes, and saves for 13.
+            **spent("saves", productive=" ".join(f"{300 * n}+60x4 {300 * n + 300}x12" for n in range(6))),
+            **spent("saves", outside=" ".join(f"{780 * n}x4 {780 * n}+60x12" for n in range(6))),
+            status("training", run="saves"): "1x107",
+            heartbeat(run="saves"): " ".join(f"{1080 * n}+60x4 {1080 * n + 300}x12" for n in range(6)),
+            threshold(run="saves"): "300x4 86400x12 " * 6,
+        },
+        (
+            *(
+                fires("TrainGoodputBurnFast", minute, "74.58%", train_run_id="saves")
+                for minute in (70, 85, 105)
+            ),
+            quiet("TrainGoodputBurnFast", 125),
+            quiet("TrainGoodputBurnFast", 170),
         ),
     ),
     Case(

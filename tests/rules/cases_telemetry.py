@@ -9,6 +9,8 @@ QUEUE = 'instance="c",exporter="otlp_http/prometheus",data_type="metrics"'
 DRAINING = 'instance="d",exporter="otlp_http/prometheus",data_type="metrics"'
 QUEUED = {"instance": "c", "exporter": "otlp_http/prometheus", "data_type": "metrics"}
 
+FULL = {"train_telemetry_signal": "metrics", "train_telemetry_drop_reason": "queue_full"}
+
 EVENTS = {
     "TrainLoaderExhausted": ("train_loader_exhaustions_total", {"train_loader": "main"}),
     "TrainLoaderErrors": ("train_loader_errors_total", {"train_loader": "main"}),
@@ -21,6 +23,7 @@ EVENTS = {
         "train_accelerator_memory_ooms_total",
         {"train_rank": "3", "host_name": "n"},
     ),
+    "TrainTelemetryDropping": ("train_telemetry_drops_total", FULL),
     "TrainTelemetryFault": ("train_telemetry_faults_total", {"train_telemetry_component": "/metrics"}),
     "TrainCardinalityOverflow": (
         "train_telemetry_attribute_overflows_total",
@@ -43,7 +46,7 @@ def drops(signal: str, reason: str) -> str:
 
 
 def dropped(alert: str, signal: str, reason: str) -> tuple[Expectation, ...]:
-    """The alert fires from before minute 20 until after minute 43."""
+    """Expects the alert from before minute 20 until after minute 43."""
     labels = {"train_telemetry_signal": signal, "train_telemetry_drop_reason": reason}
     fired = (fires(alert, minute, train_run_id="r", **labels) for minute in (20, 43))
     return quiet(alert, 5), *fired, quiet(alert, 47)
@@ -67,15 +70,27 @@ def counter(alert: str) -> str:
 
 CASES = (
     Case(
-        "spans are dropped by a full queue, metrics cannot be sent, traces are left out by design",
+        "a full spool drops its oldest file every 21 minutes",
+        60,
+        {drops("metrics", "queue_full"): "0x20 100000x20 200000x20 300000x20 300000x60"},
+        (
+            quiet("TrainTelemetryDropping", 20),
+            *(
+                fires("TrainTelemetryDropping", minute, train_run_id="r", **FULL)
+                for minute in (22, 30, 41, 62, 90)
+            ),
+            quiet("TrainTelemetryDropping", 105),
+        ),
+    ),
+    Case(
+        "metrics cannot be sent, traces are left out by design",
         30,
         {
-            drops("spans", "queue_full"): "0+1x60 60x60",
             drops("metrics", "export_failed"): "0+2x60 120x60",
             drops("spans", "sampled_out"): "0+900x120",
         },
         (
-            *dropped("TrainTelemetryDropping", "spans", "queue_full"),
+            quiet("TrainTelemetryDropping", 20),
             *dropped("TrainTelemetryExportFailing", "metrics", "export_failed"),
         ),
     ),

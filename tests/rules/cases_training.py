@@ -23,6 +23,10 @@ def status(state: str, run: str = "r") -> str:
     return f'train_run_status{{train_run_id="{run}",train_run_state="{state}"}}'
 
 
+def progress(run: str) -> str:
+    return f'train_heartbeat_time_seconds{{train_run_id="{run}"}}'
+
+
 def excess(rank: str, host: str, name: str = "data", *, run: str = "r") -> str:
     labels = f'train_run_id="{run}",train_peer_rank="{rank}",train_peer_host="{host}",train_stage="{name}"'
     return f"train_straggler_excess_ratio{{{labels}}}"
@@ -543,10 +547,16 @@ CASES = (
             status("training", "rare"): "1x100",
             'train_checkpoint_last_success_time_seconds{train_run_id="never"}': "0x100",
             status("training", "never"): "1x100",
+            **{progress(run): "0+60x100" for run in ("r", "rare", "never", "over")},
             'train_checkpoint_last_success_time_seconds{train_run_id="over"}': "0x100",
             'train_checkpoint_interval_seconds{train_run_id="over"}': "600x100",
             status("training", "over"): "1x9 0x91",
             status("finished", "over"): "0x9 1x91",
+            # Its last step is in minute 15; it writes results in the hour after that.
+            'train_checkpoint_last_success_time_seconds{train_run_id="writes"}': "0x100",
+            'train_checkpoint_interval_seconds{train_run_id="writes"}': "600x100",
+            status("training", "writes"): "1x100",
+            progress("writes"): "0+60x15 900x84",
         },
         (
             quiet("TrainCheckpointStale", 22),
@@ -554,16 +564,17 @@ CASES = (
         ),
     ),
     Case(
-        "a run saves every two seconds; what has arrived of it is 14 s old, until it saves no more",
+        "a run saves every two seconds, until it saves no more",
         15,
         {
-            f"train_checkpoint_last_success_time_seconds{{{R}}}": "-14+15x60 886x60",
+            progress("r"): "0+15x120",
+            f"train_checkpoint_last_success_time_seconds{{{R}}}": "-2+15x60 898x60",
             f"train_checkpoint_interval_seconds{{{R}}}": "2x121",
             status("training"): "1x121",
         },
         (
             quiet("TrainCheckpointStale", 14),
-            fires("TrainCheckpointStale", 24, "9m 14s", train_run_id="r"),
+            fires("TrainCheckpointStale", 24, "9m 2s", train_run_id="r"),
         ),
     ),
     Case(
@@ -573,6 +584,8 @@ CASES = (
             f"train_checkpoint_last_success_time_seconds{{{R}}}": "600x50 3600x49",
             f"train_checkpoint_interval_seconds{{{R}}}": "600x100",
             status("evaluating"): "1x100",
+            progress("r"): "0+60x100",
+            progress("bad"): "0+60x100",
             f'train_run_time_seconds_total{{{R},train_run_activity="eval"}}': "0x10 0+60x40 2400x49",
             'train_checkpoint_last_success_time_seconds{train_run_id="bad"}': "600x100",
             'train_checkpoint_interval_seconds{train_run_id="bad"}': "600x100",

@@ -46,7 +46,7 @@ def test_every_alert_is_seen_firing_and_quiet() -> None:
 def test_a_wrong_expectation_is_noticed(tmp_path: Path) -> None:
     """The tests above must be able to fail."""
     case = cases_telemetry.CASES[0]
-    wrong = case._replace(expected=[quiet("TrainTelemetryDropping", 20)])
+    wrong = case._replace(expected=[quiet("TrainTelemetryDropping", 30)])
 
     with pytest.raises(AssertionError, match="TrainTelemetryDropping"):
         check(tmp_path, "classic", [wrong.document("classic")])
