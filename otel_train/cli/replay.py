@@ -223,9 +223,10 @@ _NO_REQUEST = "is not asked: the line in spool/rejected/ cannot be read"
 DESCRIPTION = "Send the requests that are left in the spool of a run to an OTLP endpoint, oldest first."
 EPILOG = """\
 A run keeps each OTLP request in RUN/rank*/spool until the Collector accepts it. If the Collector was unreachable at
-the end, this command sends the rest, for all ranks. Only one process sends from a spool at a time, so no request is
-sent twice. Refused requests, and lines that are not OTLP, are moved to spool/rejected/ with the reason; --rejected
-sends them again. Requests without an answer stay in the spool. A line that a crash cut off is skipped and counted.
+the end, this command sends the rest, for all ranks. Only one process sends from a spool at a time. Refused requests,
+and lines that are not OTLP, are moved to spool/rejected/ with the reason; --rejected sends them again. Requests
+without an answer stay in the spool, and are sent again: one that was accepted then arrives twice. A line that a crash
+cut off is skipped and counted.
 
 A request that a Collector accepted may still be in its queue. --verify asks Prometheus which exports of the run have
 arrived. Prometheus refuses samples older than its out_of_order_time_window (24 hours in the stack); --blocks writes

@@ -26,7 +26,7 @@ REDUCED_METRICS: Final = frozenset(
         c.ACCELERATOR_MEMORY_RESERVED, c.ACCELERATOR_MEMORY_LIMIT
     )
 )  # fmt: skip
-"""Metrics of ranks other than 0 in profile ``reduced``: all those that the alert rules read of every rank."""
+"""Metrics of ranks other than 0 in profile ``reduced``. Rules that read others, such as host memory and ends of loaders, see rank 0 alone."""
 
 REDUCED_EVENTS: Final = frozenset(
     metric.name
