@@ -45,6 +45,9 @@ EARLY_REPORTS: Final = 15
 MOST_EARLY_REPORTS: Final = 60
 """Most reports that are sent at that rate if training has not begun: loading data and compiling may take minutes."""
 
+UNREAD_S: Final = 60.0
+"""Seconds without an answer of the store after which what rank 0 knows of the others is not published any more."""
+
 _log = logging.getLogger("otel_train")
 
 
@@ -85,12 +88,14 @@ class RankCoordinator:
         self._due_ns = 0
         self._slow: Straggler | None = None  # found from the reports of all ranks
         self._named: tuple[object, ...] = ()  # the straggler of the last event
+        self._read_ns: int | None = None  # when reports were last read; None if that is too long ago
+        self._unread = 0  # how often the store has stopped answering
 
     @property
     def faults(self) -> int:
-        """Faults of the exchange plus reports that could not be decoded."""
+        """Faults of the exchange, reports that could not be decoded, and, on rank 0, times that the store stopped answering."""
         refused = self._monitor.refused if self._monitor else 0
-        return refused + (self._exchange.faults if self._exchange else 0)
+        return refused + self._unread + (self._exchange.faults if self._exchange else 0)
 
     def poll(self) -> None:
         """Starts the exchange that is due and reads the result of the last one. Does not block."""
@@ -99,18 +104,24 @@ class RankCoordinator:
         assert self._exchange is not None
         if self._exchange.off:
             return
-        records = self._exchange.take()
+        records, now_ns = self._exchange.take(), self._clock()
         if records is not None:
+            self._read_ns = now_ns
             self._read(records)
-        now_ns = self._clock()
+        elif self._rank == 0 and self._is_stale(now_ns) and self._job.find() is not None:
+            self._unread += 1
+            self._read_ns = None
+            _log.warning(
+                "The job's store does not answer: metrics about all ranks are left out until it does"
+            )
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + int(self._pause_s * NS_PER_S)
             wanted = range(self._world_size if self._monitor is not None else 1)
             self._exchange.send(ExchangeRequest(self._record(), wanted))
 
     def write(self, builder: MetricBuilder) -> None:
-        """Adds the metrics about all ranks."""
-        if self._monitor is not None:
+        """Adds the metrics about all ranks, unless the reports were read too long ago."""
+        if self._monitor is not None and self._read_ns is not None and not self._is_stale(self._clock()):
             self._monitor.write(builder)
 
     def finding(self, train_s: float) -> Finding | None:
@@ -129,6 +140,10 @@ class RankCoordinator:
     def summary(self) -> dict[str, Any] | None:
         """Returns the ``ranks`` part of ``summary.json``, on ranks that read every report."""
         return self._monitor.summary() if self._monitor else None
+
+    def _is_stale(self, now_ns: int) -> bool:
+        unread_s = max(UNREAD_S, MISSED_RECORDS * self._every_s)
+        return self._read_ns is not None and now_ns - self._read_ns > unread_s * NS_PER_S
 
     @property
     def _every_s(self) -> float:

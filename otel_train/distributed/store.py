@@ -17,9 +17,6 @@ from otel_train.fast_classes import FastNamedTuple
 from otel_train.resource import find_job
 from otel_train.safety import Guard, daemon_thread
 
-MOST_LOST = 3
-"""Connections to the store that may be lost before the exchange stops."""
-
 MOST_HELD = 1024
 """World size up to which each rank keeps its connection open. With more, the store's host would run out of file descriptors."""
 
@@ -74,7 +71,6 @@ class Exchange:
         self._rank = rank
         self._world_size = world_size
         self._store: Store | None = None
-        self._lost = 0
         self._request: ExchangeRequest | None = None
         self._found: dict[int, str] | None = None
         self._wake = threading.Event()
@@ -90,7 +86,7 @@ class Exchange:
     @property
     def off(self) -> bool:
         """Whether the exchange has stopped after repeated faults."""
-        return self.guard.closed or self._lost >= MOST_LOST
+        return self.guard.closed
 
     def send(self, request: ExchangeRequest) -> None:
         """Queues a request. One that has not started yet is replaced. Does not block."""
@@ -135,8 +131,7 @@ class Exchange:
             with suppress(OSError):
                 self._store = self._connect()
         elif not self._store.reachable():
-            self._store = None
-            self._lost += 1
+            self._store = None  # a connection that was lost is made anew next time
         return self._store is not None
 
     def _key(self, rank: int) -> str:

@@ -148,11 +148,15 @@ class Stragglers:
         self.top: tuple[Excess, ...] = ()
         self._window_steps = window_steps
         self._begun: dict[int, RankReport] = {}
+        self._idle: dict[int, int] = {}  # steps of the ranks that are left out, because they make none
         self._streak: list[Straggler] = []
         self._unequal = 0  # windows in a row with unequal steps
 
     def take(self, reports: Mapping[int, RankReport]) -> None:
         """Takes in the current reports of all ranks that have not ended."""
+        self._leave_out_idle(reports)
+        reports = {rank: report for rank, report in reports.items() if rank not in self._idle}
+        self.top = tuple(excess for excess in self.top if excess.rank in reports)
         warm = {rank: report for rank, report in reports.items() if report.steps >= WARM_UP_STEPS}
         if set(warm) != set(self._begun) or any(
             report.sequence < self._begun[rank].sequence for rank, report in warm.items()
@@ -164,6 +168,23 @@ class Stragglers:
             return
         self._judge(self._begun, warm)
         self._begun = dict(warm)
+
+    def _leave_out_idle(self, reports: Mapping[int, RankReport]) -> None:
+        """Leaves a rank out from when it stands while the others make several windows until it makes a step.
+
+        Ranks that wait for it stand as well. It evaluates, has ended its loop, or does not train.
+        """
+        steps = {rank: report.steps for rank, report in reports.items()}
+        self._idle = {rank: stood for rank, stood in self._idle.items() if steps.get(rank) == stood}
+        made = {
+            rank: number - max(self._begun[rank].steps if rank in self._begun else 0, WARM_UP_STEPS)
+            for rank, number in steps.items()
+            if rank not in self._idle
+        }
+        standing = {rank: steps[rank] for rank, number in made.items() if number <= 0}
+        others = [number for rank, number in made.items() if rank not in standing]
+        if len(others) > 1 and min(others) >= LEAST_WINDOWS * self._window_steps:
+            self._idle.update(standing)
 
     def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
         window = window_between(begun, now, shown=[excess.rank for excess in self.top])

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from otel_train.distributed.store import MOST_HELD, MOST_LOST, Exchange, ExchangeRequest
+from otel_train.distributed.store import MOST_HELD, Exchange, ExchangeRequest
 from tests.support.store import FakeStore
 from tests.support.waiting import until
 
@@ -91,21 +91,21 @@ def test_only_the_newest_record_is_sent_after_a_delay(store: FakeStore, made: Ma
     until(lambda: store.held.get("ours/0") == "99")
 
 
-def test_a_store_that_is_gone_is_no_fault_and_is_looked_for_three_times(store: FakeStore, made: Make) -> None:
-    """Rank 0 ends first and takes the store along: nothing to warn about."""
+def test_a_store_that_is_gone_is_no_fault_and_is_used_again_when_it_is_back(
+    store: FakeStore, made: Make
+) -> None:
+    """Rank 0 ends first and takes the store along: nothing to warn about. In a run of weeks the network fails more than once."""
     exchange = made()
-    for lost in range(1, MOST_LOST + 1):
+    for number in range(5):
         store.there = True
-        exchange.send(ExchangeRequest(str(lost), range(0)))
-        until(partial(lambda lost: store.held.get("ours/0") == str(lost), lost))
+        exchange.send(ExchangeRequest(str(number), range(0)))
+        until(partial(lambda number: store.held.get("ours/0") == str(number), number))
         store.there = False
-        exchange.send(ExchangeRequest("y", range(0)))
-        until(partial(lambda lost: exchange._lost == lost, lost))
-        if lost < MOST_LOST:  # it is still not there
-            exchange.send(ExchangeRequest("z", range(0)))
+        for _ in range(2):
+            exchange.send(ExchangeRequest("lost", range(0)))
             until(lambda: exchange._request is None)
 
-    assert exchange.off
+    assert not exchange.off
     assert exchange.guard.faults == 0
 
 

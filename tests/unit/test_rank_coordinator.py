@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.aggregation.spans import SamplingRules
 from otel_train.config import Config
@@ -263,3 +264,40 @@ def test_a_fault_of_the_store_is_counted_and_ends_in_silence(members: list[Membe
     assert member.ranks.faults == 3
     assert member.ranks._exchange is not None
     assert member.ranks._exchange.off
+
+
+def test_metrics_about_all_ranks_end_with_the_answers_of_the_store(
+    members: list[Member], store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was true an hour ago reads as if all was well."""
+    member = join(members, store, 0, 2)
+    member.turns()
+    assert published(member) == {1.0}
+
+    store.there = False
+    member.polled_each_second(100)
+    assert published(member) == set()
+    assert member.ranks.faults == 1
+    assert caplog.text.count("store does not answer") == 1
+
+    store.there = True
+    member.turns()
+    assert published(member) == {1.0}
+
+
+def test_a_program_that_ends_its_process_group_has_no_fault(members: list[Member], store: FakeStore) -> None:
+    """The store has ended with it."""
+    member = join(members, store, 0, 2)
+    member.turns()
+    store.there, member.group = False, None
+    member.polled_each_second(100)
+
+    assert published(member) == set()
+    assert member.ranks.faults == 0
+
+
+def published(member: Member) -> set[float]:
+    """Returns the number of ranks that report, if it is published."""
+    builder = MetricBuilder()
+    member.ranks.write(builder)
+    return set(builder.values(c.RANKS_REPORTING).values())

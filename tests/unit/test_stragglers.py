@@ -239,6 +239,30 @@ def test_a_rank_that_has_recovered_is_named_no_longer() -> None:
     assert job.window(FAIR, FAIR) is None
 
 
+@pytest.mark.parametrize("steps", [0, 50], ids=["never began", "stopped"])
+def test_a_rank_that_makes_no_training_steps_does_not_end_the_comparison_of_the_others(steps: int) -> None:
+    """It evaluates, or its loop has ended: the others do not wait for it. When it trains again, it is compared again."""
+    job = Job(3)
+    job.now[2] = report(2, steps=steps, sequence=1)
+    pair = waits_in("backward", 0.03), slow_in("data", 0.03)
+
+    def beside(number: int, *per_step: dict[str, float]) -> Straggler | None:
+        for _ in range(number):
+            trained = {rank: later(job.now[rank], 10, per_step[rank]) for rank in (0, 1)}
+            job.now = trained | {2: job.now[2]._replace(sequence=job.now[2].sequence + 1)}
+            job.stragglers.take(job.now)
+        return job.stragglers.slow
+
+    found = beside(20, *pair)
+    assert found is not None
+    assert found.rank == 1
+    assert beside(3, FAIR, FAIR) is None
+    assert job.stragglers.top == ()
+
+    windows(job, 20, waits_in("backward", 0.03), waits_in("backward", 0.03), slow_in("data", 0.03))
+    assert [excess.rank for excess in job.stragglers.top] == [2]
+
+
 def test_a_hiccup_does_not_hide_a_slow_rank() -> None:
     """A window in which steps were unequal says nothing; several in a row say that the ranks do not wait."""
     job = Job(2)
