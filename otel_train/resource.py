@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import socket
@@ -221,6 +222,7 @@ class RunInfo:
         started_unix_ns: when this identity was detected.
         dp_leader: counts samples for its model replica: the first of the ranks that share one by tensor,
             context or pipeline parallelism.
+        replica_ranks: how many ranks share a model replica.
         training: number of this training in the run, from 1: a program may train several times.
     """
 
@@ -237,6 +239,7 @@ class RunInfo:
     instance_id: str
     started_unix_ns: int
     dp_leader: bool = True
+    replica_ranks: int = 1
     training: int = 1
 
     @property
@@ -267,8 +270,8 @@ def find_job(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None
     return ranks if ranks is not None and ranks[1] > 1 else None
 
 
-SHARED_BY: Final = frozenset({"tp", "tensor", "cp", "context", "pp", "pipeline"})
-"""Words in the name of a process group whose ranks process the same samples."""
+SHARED_BY: Final = {"tp": "tp", "tensor": "tp", "cp": "cp", "context": "cp", "pp": "pp", "pipeline": "pp"}
+"""Kind of parallelism, by words in the name of a process group whose ranks process the same samples."""
 
 NOT_SHARED_BY: Final = frozenset({"dp", "data", "expert", "ep"})
 """Words in the name of a process group in which ranks process different samples."""
@@ -279,16 +282,22 @@ def leads_replica() -> bool:
 
     A ``DeviceMesh`` names its groups ``mesh_tp`` and so on, Megatron ``TENSOR_MODEL_PARALLEL_GROUP``.
     """
-    return all(place == 0 for place, _ in _in_replica())
+    return all(place == 0 for _, place, _ in _in_replica())
 
 
 def shares_replica() -> bool:
     """Returns whether other ranks share the model replica, judged by the existing process groups. Imports nothing."""
-    return any(size > 1 for _, size in _in_replica())
+    return any(size > 1 for _, _, size in _in_replica())
 
 
-def _in_replica() -> list[tuple[int, int]]:
-    """Returns (group rank of this process, group size) for each process group whose ranks share a model replica."""
+def ranks_of_replica() -> int:
+    """Returns how many ranks share the model replica, judged by the existing process groups. Imports nothing."""
+    # Megatron also has groups of two kinds at once, such as TENSOR_AND_CONTEXT_PARALLEL_GROUP.
+    return math.prod({kinds: size for kinds, _, size in _in_replica() if len(kinds) == 1}.values())
+
+
+def _in_replica() -> list[tuple[frozenset[str], int, int]]:
+    """Returns kinds, group rank of this process and group size of each process group whose ranks share a model replica."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     groups = getattr(getattr(c10d, "_world", None), "pg_group_ranks", None) or {}
     ranks = live_ranks()
@@ -298,8 +307,9 @@ def _in_replica() -> list[tuple[int, int]]:
     for group, members in list(groups.items()):
         name = str(getattr(group, "group_desc", "")).lower()
         words = set(name.replace("-", "_").split("_"))
-        if words & SHARED_BY and not words & NOT_SHARED_BY and ranks[0] in members:
-            found.append((members[ranks[0]], len(members)))
+        kinds = frozenset(SHARED_BY[word] for word in words & SHARED_BY.keys())
+        if kinds and not words & NOT_SHARED_BY and ranks[0] in members:
+            found.append((kinds, members[ranks[0]], len(members)))
     return found
 
 
@@ -400,12 +410,18 @@ def detect(
         instance_id=instance_id(run_id, place.rank),
         started_unix_ns=process.now_unix_ns,
         dp_leader=_leads(config, place),
+        replica_ranks=_replica_ranks(config),
     )
 
 
 def encodable(text: str) -> str:
     """Returns the text with surrogates, which stand for bytes of a file name that are no UTF-8, as escapes: exporters need UTF-8."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def _replica_ranks(config: Config) -> int:
+    given = config.tensor_parallel * config.pipeline_parallel
+    return given if given > 1 else ranks_of_replica()
 
 
 def _leads(config: Config, place: RankPlace) -> bool:

@@ -57,6 +57,9 @@ class MetricReader:
         self.step_flops: Callable[[], int] = lambda: 0
         """Model FLOP of one step of this rank, counted; 0 if that is not known."""
         self._per_sample = 0.0
+        self._samples: dict[
+            tuple[int, int], int
+        ] = {}  # by loader and phase, those of batches that belong to steps
         self.more: list[Callable[[MetricBuilder], None]] = []
         """Functions that write the metrics of other components."""
         self._run = run
@@ -107,10 +110,13 @@ class MetricReader:
         if not self._info.dp_leader:
             return {}
         totals, tokens = self._run.totals, c.TOKENS.name
+        # A loader that is left out from now on keeps its number, because a counter must not fall.
+        self._samples.update(
+            {pair: totals.samples[pair] for pair in totals.rated() if pair in totals.samples}
+        )
         found = {
             (c.SAMPLES.name, totals.names.loaders.names[loader], PHASES[phase]): number
-            for (loader, phase), number in totals.samples.items()
-            if phase < len(PHASES)
+            for (loader, phase), number in self._samples.items()
         }
         for name, probe in list(self._sources.watch.loaders().items()):
             if probe.token_count:
@@ -167,7 +173,7 @@ class MetricReader:
         for name, probe in list(self._sources.watch.loaders().items()):
             data_s, rest_s = spent.get(name, (0.0, 0.0))
             if probe.workers == 0 and name in trained and min(data_s, rest_s) > 0:
-                slower_s = max(data_s, rest_s) / self._info.world_size
+                slower_s = max(data_s, rest_s) * self._info.replica_ranks / self._info.world_size
                 builder.put(
                     c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._run_metrics.loaders.limit(name)
                 )

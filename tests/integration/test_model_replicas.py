@@ -18,8 +18,8 @@ from otel_train.resource import detect
 def rank(number, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=number, world_size=4)
     init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    leads = detect(Config(run_id="r"), {"RANK": str(number), "WORLD_SIZE": "4"}).dp_leader
-    open(f"{folder}/{number}.json", "w").write(json.dumps(leads))
+    info = detect(Config(run_id="r"), {"RANK": str(number), "WORLD_SIZE": "4"})
+    open(f"{folder}/{number}.json", "w").write(json.dumps([info.dp_leader, info.replica_ranks]))
     dist.barrier()
 
 if __name__ == "__main__":
@@ -33,8 +33,8 @@ def test_of_the_ranks_of_a_tensor_parallel_group_one_counts(tmp_path: Path) -> N
     subprocess.run([sys.executable, str(tmp_path / "program.py"), str(tmp_path)], check=True, timeout=120)
 
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)] == [
-        True,
-        False,
-        True,
-        False,
+        [True, 2],
+        [False, 2],
+        [True, 2],
+        [False, 2],
     ]

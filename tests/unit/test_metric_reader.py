@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.agent.metric_reader import LoggedValueReader
+from otel_train.agent.metric_reader import LoggedValueReader, MetricReader
 from otel_train.aggregation.metrics import LoggedSignals, MetricBuilder
+from otel_train.config import Config
 from otel_train.instrumentation.logged_values import MAX_HELD, UserEvent, Value, ValueQueue, plain
+from otel_train.resource import Process, detect
 from otel_train.testing import FakeClock
+from tests.support.edges import Tape
+from tests.support.runs import Run
 from tests.unit.test_agent_summary import account, run_of
 
 
@@ -126,6 +132,53 @@ def test_a_large_tensor_is_not_held() -> None:
 
 
 # --- the reader -----------------------------------------------------------------------------------
+
+
+def reader_of(run: Run, **info: Any) -> MetricReader:
+    """Reads a run without other sources."""
+    loaders = {name: SimpleNamespace(workers=0, token_count=0) for name in ("dataloader", "queue")}
+    sources: Any = SimpleNamespace(watch=SimpleNamespace(loaders=lambda: loaders), signals=LoggedSignals())
+    known = detect(Config(run_id="r"), {}, process=Process(live_ranks=lambda: None))
+    return MetricReader(run.account, sources, info=replace(known, **info), config=Config())
+
+
+def test_samples_that_a_thread_reads_ahead_are_reported_to_rank_0_once() -> None:
+    """The training thread reads the same samples from a queue. What was reported before that is kept."""
+    training, loading, run = Tape(), Tape(), Run()
+    for _ in range(10):
+        training.forward().backward().update()
+        loading.ask("dataloader", 10, samples=32)
+    reader = reader_of(run.feed(training).feed(loading, main=False, name="prefetch"))
+    before = reader.counted()
+    for _ in range(100):
+        loading.ask("dataloader", 10, samples=32)
+        training.ask("queue", 1, samples=32).forward().backward().update()
+    run.feed(training).feed(loading, main=False, name="prefetch").close(max(training.now_ns, loading.now_ns))
+    after = reader.counted()
+
+    assert after["train.samples", "queue", "train"] == 3200
+    assert after.get(("train.samples", "dataloader", "train")) == before.get(
+        ("train.samples", "dataloader", "train")
+    )
+
+
+@pytest.mark.parametrize(("replica_ranks", "times"), [(1, 8), (4, 2)])
+def test_the_bound_on_throughput_counts_the_samples_of_a_model_replica_once(
+    replica_ranks: int, times: int
+) -> None:
+    """Eight ranks, of which four share a replica, work on two batches at a time."""
+    tape, run = Tape(), Run()
+    for _ in range(10):
+        tape.ask("dataloader", 10, samples=32).forward().backward().update()
+    run.feed(tape).close(tape.now_ns)
+
+    def bound(**info: Any) -> float:
+        builder = MetricBuilder()
+        reader_of(run, **info)._write_throughput(builder)
+        [(_, value)] = builder.values(c.THROUGHPUT_THEORETICAL).items()
+        return value
+
+    assert bound(world_size=8, replica_ranks=replica_ranks) == pytest.approx(times * bound())
 
 
 class Reading:

@@ -330,6 +330,7 @@ def test_one_rank_of_each_model_replica_counts_its_samples(
     ranks = [found({"RANK": str(rank), "WORLD_SIZE": "8"}, config=config) for rank in range(8)]
 
     assert [info.rank for info in ranks if info.dp_leader] == leaders
+    assert {info.replica_ranks for info in ranks} == {8 // len(leaders)}
 
 
 def test_a_worker_of_ray_train_is_asked_for_its_place() -> None:
