@@ -236,7 +236,7 @@ RUN_STATUS: Final = Metric("train.run.status", "1", Kind.UPDOWN, labels=(RUN_STA
     meaning="1 for the state the run is in, 0 for all others. `interrupted` (Ctrl-C) and `terminated` (SIGTERM) are sent "
             "once a rank has ended so, and by later attempts.")
 RUN_TIME: Final = Metric("train.run.time", "s", Kind.COUNTER, labels=(ACTIVITY,), emit=Emit.RANK0,
-    meaning="Wall seconds by activity; the activities add up to the elapsed time.")
+    meaning="Wall seconds by activity; the activities add up to the elapsed time. Of this attempt, except `restart`: the time between all attempts so far.")
 RUN_PROGRESS_RATIO: Final = Metric("train.run.progress.ratio", "1", Kind.GAUGE, emit=Emit.RANK0,
     meaning="Steps done over steps planned, where the plan is known.")
 RUN_RESTARTS: Final = Metric("train.run.restarts", "{restart}", Kind.COUNTER, emit=Emit.RANK0,

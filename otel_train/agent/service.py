@@ -417,6 +417,7 @@ class AgentService:
             release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else None
         )  # fmt: skip
         run.down_s = self.exporters.down_s(anchor.unix_ns)
+        run.total_down_s = self.exporters.total_down_s(run.down_s)
         run.sampler.captured_ns = lambda: recording.state.captured_ns
         return run
 

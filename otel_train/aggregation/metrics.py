@@ -199,7 +199,7 @@ class RunMetrics:
         spent = {activity.name.lower(): float(seconds[activity]) for activity in Activity}
         for activity in c.ACTIVITIES:
             builder.put(c.RUN_TIME, spent.get(activity, 0.0), activity)
-        builder.put(c.RUN_TIME, run.down_s or 0.0, "restart")
+        builder.put(c.RUN_TIME, run.total_down_s, "restart")
         builder.put(c.STALL_THRESHOLD, run.stalls.threshold_ns / NS_PER_S)
         for stage in {**dict.fromkeys(c.STAGES, 0), **run.stalls.events}:
             label = stage if stage in c.STAGES else self.stages.limit(stage)

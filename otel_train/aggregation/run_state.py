@@ -231,10 +231,10 @@ class RunState:
         self.compiles = Compiles(self._reclaimed, self.totals)
         self.captures = CaptureTotals()
         self.loader_errors: Counter[str] = Counter()
-        self.closed = False
-        self.training_threads = 0
+        self.closed, self.training_threads = False, 0
         self.leading: ThreadState | None = None  # the training thread, once it is known
         self.down_s: float | None = None  # seconds between the previous attempt and this one
+        self.total_down_s = 0.0  # with those before earlier attempts
         self._threads: dict[int, ThreadState] = {}
         self._computed = False  # whether a thread that has ended ran the forwards of steps
         self._source_before = StepSource.UNDECIDED  # of the leading threads that have ended

@@ -25,7 +25,7 @@ from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import Connections, OtlpTransport
 from otel_train.exporters.plugins import PluginExporter, load_plugins
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
-from otel_train.exporters.run_directory import RunDirectory, down_s, folder_name
+from otel_train.exporters.run_directory import RunDirectory, down_s, folder_name, total_down_s
 from otel_train.exporters.spool import NAMES
 from otel_train.files import dump_json
 from otel_train.resource import VERSION, RunInfo, wrong_resource
@@ -121,6 +121,11 @@ class ExportManager:
         """Returns the seconds between the previous attempt of the run and this one; None if that is not known."""
         rank = self.rank_folder
         return down_s(rank, self._directory.previous_attempt, started_unix_ns) if rank else None
+
+    def total_down_s(self, down_s: float | None) -> float:
+        """Returns the seconds between all attempts so far; ``down_s``: those between the previous one and this one."""
+        rank = self.rank_folder
+        return total_down_s(rank, self._directory.attempt, down_s) if rank else down_s or 0.0
 
     @property
     def metrics_url(self) -> str | None:

@@ -57,6 +57,8 @@ DEFAULT_MAX_BYTES = 256 << 20
 FLIGHTS_KEPT = 3
 """Flight files of earlier attempts to keep: enough to compare the last crashes."""
 
+RESTARTS_FILE = "restarts.json"
+
 TRAINING = "training-"
 """Beginning of the folder name of an earlier training; its number follows."""
 
@@ -375,6 +377,27 @@ def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
         return None
     last_unix_ns = flight.anchor_unix_ns + max(edges) - flight.anchor_clock_ns
     return max(0, started_unix_ns - last_unix_ns) / NS_PER_S
+
+
+def total_down_s(rank_dir: Path, attempt: int, down_s: float | None) -> float:
+    """Adds ``down_s``, the seconds before this attempt, to those before earlier ones, in ``restarts.json``; returns the sum.
+
+    An agent that continues the attempt of one before it finds the sum there: it does not add to it again.
+    """
+    path = rank_dir / RESTARTS_FILE
+    try:
+        counted, before_s, total_s = (
+            read_json(path)[name] for name in ("attempt", "before_seconds", "seconds")
+        )
+        before_s, total_s = max(0.0, float(before_s)), max(0.0, float(total_s))
+    except (RunDirectoryError, KeyError, TypeError, ValueError):
+        counted, before_s, total_s = -1, 0.0, 0.0
+    if down_s is None:
+        return total_s
+    before_s = before_s if counted == attempt else total_s
+    with suppress(OSError):
+        replace_json(path, {"attempt": attempt, "before_seconds": before_s, "seconds": before_s + down_s})
+    return before_s + down_s
 
 
 # --- the lease on the folder of a rank ---------------------------------------------------------------

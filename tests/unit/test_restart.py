@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from otel_train.datamodel import Anchor
-from otel_train.exporters.run_directory import down_s
+from otel_train.exporters.run_directory import down_s, total_down_s
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
@@ -65,3 +65,31 @@ def test_a_clock_that_was_set_back_gives_no_negative_time(tmp_path: Path) -> Non
     leave_flight(tmp_path, "flight-0.bin", last_edge_s=60)
 
     assert down_s(tmp_path, 0, STARTED_NS) == 0
+
+
+def test_the_time_between_all_attempts_is_added_up(tmp_path: Path) -> None:
+    """A counter that each attempt began with its own time seemed to grow by the difference alone."""
+    assert total_down_s(tmp_path, 0, None) == 0
+    assert total_down_s(tmp_path, 1, 480.0) == 480
+    assert total_down_s(tmp_path, 2, 490.0) == 970
+    assert total_down_s(tmp_path, 3, None) == 970
+    assert total_down_s(tmp_path, 4, 500.0) == 1470
+
+
+@pytest.mark.parametrize("down_s", [None, 480.0], ids=["continues", "counts again"])
+def test_an_agent_that_takes_over_an_attempt_does_not_add_its_time_twice(
+    tmp_path: Path, down_s: float | None
+) -> None:
+    """The agent of the attempt was killed."""
+    total_down_s(tmp_path, 1, 20.0)
+    total_down_s(tmp_path, 2, 480.0)
+
+    assert total_down_s(tmp_path, 2, down_s) == 500
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"attempt": 1, "before_seconds": null, "seconds": "x"}'])
+def test_a_sum_that_cannot_be_read_begins_anew(tmp_path: Path, text: str) -> None:
+    """Training starts all the same."""
+    (tmp_path / "restarts.json").write_text(text)
+
+    assert total_down_s(tmp_path, 1, 5.0) == 5
