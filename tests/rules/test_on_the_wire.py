@@ -97,6 +97,7 @@ PRESENT = {
     "run:train_goodput:ratio30m", "run:train_goodput:ratio1h", "run:train_goodput:ratio6h",
     "run:train_heartbeat_age_seconds:min", "run:train_heartbeat_age_seconds:max",
     "run:train_telemetry_age_seconds:min", "run:train_ranks_reporting:count", "run:train_ranks_awaited:count",
+    "run:train_ranks_expected:last1h",
     "host:train_host_memory:ratio",
     "run_op:train_checkpoint_duration_seconds_sum:rate1h", "run_op:train_checkpoint_duration_seconds:p95_1h",
 }  # fmt: skip

@@ -257,7 +257,7 @@ def test_a_rank_that_makes_no_training_steps_does_not_end_the_comparison_of_the_
     assert found is not None
     assert found.rank == 1
     assert beside(3, FAIR, FAIR) is None
-    assert job.stragglers.top == ()
+    assert not job.stragglers.top
 
     windows(job, 20, waits_in("backward", 0.03), waits_in("backward", 0.03), slow_in("data", 0.03))
     assert [excess.rank for excess in job.stragglers.top] == [2]
