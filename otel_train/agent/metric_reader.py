@@ -57,6 +57,9 @@ class MetricReader:
         self.step_flops: Callable[[], int] = lambda: 0
         """Model FLOP of one step of this rank, counted; 0 if that is not known."""
         self._per_sample = 0.0
+        self._counted: dict[
+            tuple[str, str, str], None
+        ] = {}  # keys of ``counted``, in the order of their first counts
         self._samples: dict[
             tuple[int, int], int
         ] = {}  # by loader and phase, those of batches that belong to steps
@@ -106,7 +109,10 @@ class MetricReader:
         return Snapshot(start_ns, time.time_ns(), builder.families())
 
     def counted(self) -> dict[tuple[str, str, str], int]:
-        """Returns the samples and tokens that this rank counts for its model replica, by metric, loader and phase."""
+        """Returns the samples and tokens that this rank counts for its model replica, by metric, loader and phase.
+
+        Each stays in its place: a report names the loaders of the first ones, and a name that goes lets a counter fall.
+        """
         if not self._info.dp_leader:
             return {}
         totals, tokens = self._run.totals, c.TOKENS.name
@@ -123,7 +129,8 @@ class MetricReader:
                 found[tokens, name, probe.phase or PHASES[TRAIN]] = probe.token_count
         if self._sources.signals.tokens:
             found[tokens, "", PHASES[TRAIN]] = self._sources.signals.tokens
-        return found
+        self._counted.update(dict.fromkeys(found))
+        return {key: found[key] for key in self._counted if key in found}
 
     def events(self) -> dict[str, int]:
         """Returns the counts that other ranks need, by ``train.rank.event``."""

@@ -30,7 +30,7 @@ ON_DEVICE: Final = ("h2d", "forward", "backward")
 """Stages whose device time the ranks compare."""
 
 MOST_COUNTED: Final = 6
-"""Number of counts, by loader and phase, that keep the name of their loader, largest first; the rest is added up."""
+"""Number of counts, by loader and phase, that keep the name of their loader, in the order of ``counted``; the rest is added up."""
 
 COUNTED: Final = (SAMPLES.name, TOKENS.name)
 """Metrics counted per rank and published by rank 0 when it exports for all."""
@@ -172,10 +172,9 @@ def _short(name: str) -> str:
 
 
 def _packed(counted: Counted) -> list[list[object]]:
-    """Returns the counts as rows, the largest with the name of their loader; the rest is added up by metric and phase."""
-    largest = sorted(counted, key=lambda key: -counted[key])
+    """Returns the counts as rows, the first with the name of their loader; the rest is added up by metric and phase."""
     small: Counter[tuple[str, str, str]] = Counter()
-    for place, (metric, loader, phase) in enumerate(largest):
+    for place, (metric, loader, phase) in enumerate(counted):
         small[metric, _short(loader) if place < MOST_COUNTED else "", phase] += counted[metric, loader, phase]
     return [
         [COUNTED.index(metric), loader, PHASES.index(phase), number]

@@ -143,9 +143,9 @@ def reader_of(run: Run, **info: Any) -> MetricReader:
 
 
 def test_samples_that_a_thread_reads_ahead_are_reported_to_rank_0_once() -> None:
-    """The training thread reads the same samples from a queue. What was reported before that is kept."""
+    """The training thread reads the same samples from a queue."""
     training, loading, run = Tape(), Tape(), Run()
-    for _ in range(10):
+    for _ in range(100):
         training.forward().backward().update()
         loading.ask("dataloader", 10, samples=32)
     reader = reader_of(run.feed(training).feed(loading, main=False, name="prefetch"))
@@ -160,6 +160,20 @@ def test_samples_that_a_thread_reads_ahead_are_reported_to_rank_0_once() -> None
     assert after.get(("train.samples", "dataloader", "train")) == before.get(
         ("train.samples", "dataloader", "train")
     )
+
+
+def test_counts_stay_in_the_order_of_their_first_samples() -> None:
+    """Rank reports name the loaders of the first ones."""
+    tape, run = Tape(), Run()
+    for _ in range(20):
+        tape.ask("dataloader", 10, samples=32).forward().backward().update()
+    reader = reader_of(run.feed(tape))
+    assert [loader for _, loader, _ in reader.counted()] == ["dataloader"]
+    for _ in range(10):
+        tape.ask("queue", 10, samples=32).forward().backward().update()
+    run.feed(tape).close(tape.now_ns)
+
+    assert [loader for _, loader, _ in reader.counted()] == ["dataloader", "queue"]
 
 
 @pytest.mark.parametrize(("replica_ranks", "times"), [(1, 8), (4, 2)])

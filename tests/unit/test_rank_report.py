@@ -56,6 +56,16 @@ def test_no_sample_is_lost_in_a_record(record: RankReport) -> None:
     assert sums(decode(encode(record)).counted) == sums(record.counted)
 
 
+def test_a_loader_keeps_its_name_when_others_overtake_it() -> None:
+    """The counter of a loader that lost its name would fall, and Prometheus would count all of it again."""
+    counted = {("train.samples", f"loader{number}", "train"): 100 for number in range(8)}
+    before = decode(encode(report(0, counted=counted))).counted
+    after = decode(encode(report(0, counted={**counted, ("train.samples", "loader7", "train"): 900}))).counted
+
+    assert list(before) == list(after)
+    assert after["train.samples", "", "train"] == 1000
+
+
 @given(records)
 def test_a_record_is_small_whatever_is_in_it(record: RankReport) -> None:
     """Ten thousand ranks write into the memory of one process: names of any length must not."""
