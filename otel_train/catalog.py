@@ -340,7 +340,7 @@ CHECKPOINT_FAILURES: Final = Metric("train.checkpoint.failures", "{failure}", Ki
     labels=(CHECKPOINT_OPERATION,), emit=Emit.RANK0,
     meaning="Checkpoint operations that failed. Above zero the next crash costs more work.")
 CHECKPOINT_LAST_SUCCESS_TIME: Final = Metric("train.checkpoint.last_success.time", "s", Kind.GAUGE, emit=Emit.RANK0,
-    meaning="Unix time of the last durable checkpoint; the start of the run until there is one.")
+    meaning="Unix time of the last durable checkpoint of this attempt; the start of the attempt until there is one.")
 CHECKPOINT_INTERVAL: Final = Metric("train.checkpoint.interval", "s", Kind.GAUGE, emit=Emit.RANK0,
     meaning="Time between checkpoints, declared or learned. Alerts compare with it.")
 EVAL_DURATION: Final = Metric("train.eval.duration", "s", Kind.HISTOGRAM,
