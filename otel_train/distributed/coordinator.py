@@ -89,6 +89,7 @@ class RankCoordinator:
         self._slow: Straggler | None = None  # found from the reports of all ranks
         self._named: tuple[object, ...] = ()  # the straggler of the last event
         self._read_ns: int | None = None  # when reports were last read; None if that is too long ago
+        self._unanswered = 0  # requests to the store since then
         self._unread = 0  # how often the store has stopped answering
 
     @property
@@ -106,7 +107,7 @@ class RankCoordinator:
             return
         records, now_ns = self._exchange.take(), self._clock()
         if records is not None:
-            self._read_ns = now_ns
+            self._read_ns, self._unanswered = now_ns, 0
             self._read(records)
         elif self._rank == 0 and self._is_stale(now_ns) and self._job.find() is not None:
             self._unread += 1
@@ -118,6 +119,7 @@ class RankCoordinator:
             self._due_ns = now_ns + int(self._pause_s * NS_PER_S)
             wanted = range(self._world_size if self._monitor is not None else 1)
             self._exchange.send(ExchangeRequest(self._record(), wanted))
+            self._unanswered += 1
 
     def write(self, builder: MetricBuilder) -> None:
         """Adds the metrics about all ranks, unless the reports were read too long ago."""
@@ -142,8 +144,9 @@ class RankCoordinator:
         return self._monitor.summary() if self._monitor else None
 
     def _is_stale(self, now_ns: int) -> bool:
-        unread_s = max(UNREAD_S, MISSED_RECORDS * self._every_s)
-        return self._read_ns is not None and now_ns - self._read_ns > unread_s * NS_PER_S
+        if self._read_ns is None or self._unanswered <= MISSED_RECORDS:  # this process may have been stopped
+            return False
+        return now_ns - self._read_ns > max(UNREAD_S, MISSED_RECORDS * self._every_s) * NS_PER_S
 
     @property
     def _every_s(self) -> float:

@@ -285,6 +285,17 @@ def test_metrics_about_all_ranks_end_with_the_answers_of_the_store(
     assert published(member) == {1.0}
 
 
+def test_a_process_that_was_stopped_does_not_blame_the_store(members: list[Member], store: FakeStore) -> None:
+    """A laptop sleeps for an hour: nothing was asked meanwhile."""
+    member = join(members, store, 0, 2)
+    member.turns()
+    member.clock.tick(s=3600)
+    member.ranks.poll()
+
+    assert published(member) == {1.0}
+    assert member.ranks.faults == 0
+
+
 def test_a_program_that_ends_its_process_group_has_no_fault(members: list[Member], store: FakeStore) -> None:
     """The store has ended with it."""
     member = join(members, store, 0, 2)
