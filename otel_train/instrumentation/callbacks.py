@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 DEEPEST = 64
 """Most nested stages that are tracked per thread."""
 
+MOST_SUSPENDED = 4096
+"""Most suspended calls that are tracked per thread; beyond that the oldest counts as a new call when it runs again."""
+
 STAGES = tuple(dict.fromkeys(stage for kind, stage in STAGE_OF_KIND.items() if kind is not SourceKind.MARK))
 """Built-in stages."""
 
@@ -65,7 +68,6 @@ class StageCallbacks:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._threads: list[_ThreadCallbacks] = []
-        self._guards: list[Guard] = []
         self._stages: dict[str, None] = {}
         recorder.when_silenced.append(self.end)
 
@@ -86,7 +88,6 @@ class StageCallbacks:
             )
         thread = self._of_calling_thread()
         hook = _Callback(before, after, Guard(f"a function given to on({stage!r})"))
-        self._guards.append(hook.guard)
         self._stages[stage] = None
         thread.add(stage, hook)
         return Handle(lambda: thread.remove(stage, hook))
@@ -107,7 +108,7 @@ class StageCallbacks:
     @property
     def faults(self) -> int:
         """Number of calls that raised."""
-        return sum(guard.faults for guard in list(self._guards))
+        return sum(thread.faults for thread in list(self._threads))
 
     def log_absent(self) -> None:
         """Logs the user-defined stages that have callbacks and did not run: the name may be misspelt."""
@@ -140,9 +141,11 @@ class _ThreadCallbacks:
     def __init__(self, ring: Ring, sources: Sequence[Instrumented]) -> None:
         self.ring = ring
         self.over = False
+        self.faults = 0
         self._sources = sources
         self._hooks: dict[str, tuple[_Callback, ...]] = {}
         self._open: list[_Open] = []
+        self._suspended: dict[int, bool] = {}  # ``_Open.called`` by event word without its op
         self._busy = False
         self._failed = False
         self._asked_by_loop: set[int] = set()
@@ -154,6 +157,7 @@ class _ThreadCallbacks:
         self._hooks[stage] = (*self._hooks.get(stage, ()), hook)
         if not is_attached:
             self._open.clear()
+            self._suspended.clear()
             self.ring.intercept_first(self._on_edge)
 
     def remove(self, stage: str, hook: _Callback) -> None:
@@ -179,15 +183,17 @@ class _ThreadCallbacks:
         elif op < Op.END:
             self._call_after(self._raised(number))
             self._failed = False
-            source = self._sources[number]
-            called = source.stage in self._hooks and self._is_own_run(source)
+            source, resumed = self._sources[number], self._suspended.pop(code ^ op, None)
+            is_new = resumed is None
+            called = source.stage in self._hooks and self._is_own_run(source) if is_new else resumed
             if len(self._open) < DEEPEST:
-                self._open.append(_Open(number, source, called, bool(code & CLOSURE_BITS)))
-            if called:
+                self._open.append(_Open(number, source, bool(called), bool(code & CLOSURE_BITS)))
+            if called and is_new:
                 self._call(source.stage, before=True)
             write(code)
         else:
-            ended, self._failed = self._ends(number), op == Op.FAIL
+            ended = self._suspends(number, code ^ op) if op == Op.SUSPEND else self._ends(number)
+            self._failed = op == Op.FAIL
             write(code)
             self._call_after(ended)
         if not self._hooks:
@@ -214,6 +220,15 @@ class _ThreadCallbacks:
             ended += [last.source.stage] if last.called else []
             if last.number == number:
                 return ended
+
+    def _suspends(self, number: int, key: int) -> list[str]:
+        """Suspends a call, and ends stages inside it that are open; returns those with callbacks to call."""
+        called = next((each.called for each in reversed(self._open) if each.number == number), False)
+        ended = self._ends(number)
+        if len(self._suspended) >= MOST_SUSPENDED:
+            del self._suspended[next(iter(self._suspended))]
+        self._suspended[key] = called
+        return ended[:-1] if called else ended
 
     def _raised(self, number: int) -> list[str]:
         """Ends an optimizer step that raised, at the next batch request; returns the stages with callbacks to call.
@@ -244,8 +259,10 @@ class _ThreadCallbacks:
             for hook in hooks if before else reversed(hooks):
                 call = hook.before if before else hook.after
                 if call is not None and not hook.guard.closed:
+                    known = hook.guard.faults
                     with hook.guard:
                         call()
+                    self.faults += hook.guard.faults - known
         finally:
             self._busy = False
 

@@ -6,13 +6,22 @@ import functools
 import inspect
 import itertools
 import os
+import sys
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from otel_train.config.validation import switch_of, variable_of
 from otel_train.errors import ConfigError, callable_, shown, text
-from otel_train.recording.events import MAX_PAYLOAD, SOURCE_SHIFT, Op, SourceKind, begin_end_fail, code
+from otel_train.recording.events import (
+    MAX_PAYLOAD,
+    MAX_SOURCES,
+    SOURCE_SHIFT,
+    Op,
+    SourceKind,
+    begin_end_fail,
+    code,
+)
 
 if TYPE_CHECKING:
     from otel_train.instrumentation.timers import Timers
@@ -47,13 +56,17 @@ class StageRecorder:
         """Registers a stage name; returns (begin, end, fail)."""
         # Transfers inside a manual h2d stage are not counted again.
         kind = SourceKind.H2D if name == "h2d" else SourceKind.STAGE
-        codes = self.codes[name] = begin_end_fail(self._recorder.source(kind, name))
+        codes = begin_end_fail(self._recorder.source(kind, name))
+        if len(self.codes) < MAX_SOURCES:  # further names share a source
+            self.codes[name] = codes
         return codes
 
     def register_function(self, kind: SourceKind, name: str) -> tuple[int, int, int]:
         """Registers a timed function; returns (begin, end, fail)."""
         self._before_function()
-        codes = self.functions[kind, name] = begin_end_fail(self._recorder.source(kind, name))
+        codes = begin_end_fail(self._recorder.source(kind, name))
+        if len(self.functions) < MAX_SOURCES:
+            self.functions[kind, name] = codes
         return codes
 
     def mark(self, start: int | None = None) -> None:
@@ -216,18 +229,20 @@ class Stage:
             inner = function(*args, **kwargs)
             occurrence = _Suspendable(self.name)
             try:
-                step = inner.__anext__()
+                step, leaves = inner.__anext__(), None
                 while True:
                     try:
-                        item = await _await_suspendable(step, occurrence, last=False)
+                        item = await _await_suspendable(step, occurrence, last=False, leaves=leaves)
                     except StopAsyncIteration:
                         return
+                    leaves = None
                     try:
                         sent = yield item
                     except GeneratorExit:
+                        await _await_suspendable(inner.aclose(), occurrence)
                         raise
                     except BaseException as error:  # handed to the user's generator
-                        step = inner.athrow(error)
+                        step, leaves = inner.athrow(error), error if _is_cancelled(error) else None
                     else:
                         step = inner.asend(sent)
             finally:
@@ -253,12 +268,22 @@ class _Suspendable:
             self._recorder.edge(code(op, self._source, payload=self._token))
 
 
+def _is_cancelled(error: BaseException) -> bool:
+    """Returns whether the task that closes an async generator is cancelled: at its end ``asyncio.run`` cancels all tasks."""
+    return isinstance(error, getattr(sys.modules.get("asyncio"), "CancelledError", ()))
+
+
 def _run_suspendable(
-    inner: Generator[Any, Any, Any], occurrence: _Suspendable, *, last: bool = True
+    inner: Generator[Any, Any, Any],
+    occurrence: _Suspendable,
+    *,
+    last: bool = True,
+    leaves: BaseException | None = None,
 ) -> Generator[Any, Any, Any]:
     """Runs a generator, or a coroutine's ``send``/``throw`` side, unchanged, with an event at each suspension.
 
-    ``last``: its end is the end of the call. An async generator has one inner run per item.
+    ``last``: its end is the end of the call. An async generator has one inner run per item. ``leaves``: an exception with
+    which the call ends and has not failed.
     """
     step: Callable[[Any], Any] = inner.send
     value: Any = None
@@ -271,8 +296,8 @@ def _run_suspendable(
             if isinstance(stop, StopAsyncIteration):
                 raise
             return stop.value
-        except BaseException:
-            occurrence.write(Op.FAIL)
+        except BaseException as error:
+            occurrence.write(Op.END if error is leaves else Op.FAIL)
             raise
         occurrence.write(Op.SUSPEND)
         try:
@@ -289,10 +314,14 @@ def _run_suspendable(
 
 @types.coroutine
 def _await_suspendable(
-    awaitable: Awaitable[Any], occurrence: _Suspendable, *, last: bool = True
+    awaitable: Awaitable[Any],
+    occurrence: _Suspendable,
+    *,
+    last: bool = True,
+    leaves: BaseException | None = None,
 ) -> Generator[Any, Any, Any]:
     inner: Any = awaitable if hasattr(awaitable, "send") else awaitable.__await__()
-    return (yield from _run_suspendable(inner, occurrence, last=last))
+    return (yield from _run_suspendable(inner, occurrence, last=last, leaves=leaves))
 
 
 class Checkpoint:

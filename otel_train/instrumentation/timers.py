@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from otel_train.errors import shown, text, wrong_argument
 from otel_train.instrumentation.naming import calling
-from otel_train.recording.events import SourceKind
+from otel_train.recording.events import MAX_SOURCES, SourceKind
 from otel_train.recording.shared_memory import PendingEntries, unreported
 from otel_train.safety import Guard
 
@@ -131,7 +131,9 @@ class Timers:
     def _register(self, name: object) -> int:
         """Registers a name at its first use; returns its number."""
         checked = text("begin({})", name, 'Name the operation: begin("load")')
-        number = self._sources[checked] = self._recorder.source(SourceKind.STAGE, checked)
+        number = self._recorder.source(SourceKind.STAGE, checked)
+        if len(self._sources) < MAX_SOURCES:  # further names share a source
+            self._sources[checked] = number
         return number
 
     def _refuse(self, name: str, why: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import otel_train
-from otel_train.instrumentation.callbacks import LastBatch, StageCallbacks
+from otel_train.instrumentation.callbacks import MOST_SUSPENDED, LastBatch, StageCallbacks
 from otel_train.recording.events import Ending, Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
@@ -201,6 +201,67 @@ def test_one_that_fails_is_said_once_and_off_after_three(caplog: pytest.LogCaptu
     assert (bench.called.count("failed"), bench.called.count("well")) == (3, 5)
     assert bench.hooks.faults == 3
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+
+
+def test_a_call_that_is_suspended_is_one_call() -> None:
+    """A generator is resumed for every item, and another one of its stage may run in between."""
+    bench = Bench()
+    bench.watch("read")
+    for op, token in [
+        (Op.RESUME, 1), (Op.SUSPEND, 1), (Op.RESUME, 2), (Op.SUSPEND, 2), (Op.RESUME, 1), (Op.SUSPEND, 1),
+        (Op.RESUME, 1), (Op.END, 1), (Op.RESUME, 2), (Op.FAIL, 2),
+    ]:  # fmt: skip
+        bench.edge(op, SourceKind.STAGE, "read", payload=token)
+
+    assert bench.called == ["before read", "before read", "after read", "after read"]
+
+
+def test_a_call_inside_one_that_is_suspended_ends_with_it() -> None:
+    """A block around a ``yield`` is left open by it."""
+    bench = Bench()
+    bench.watch("inner")
+    bench.edge(Op.RESUME, SourceKind.STAGE, "outer", payload=1)
+    bench.edge(Op.BEGIN, SourceKind.STAGE, "inner")
+    bench.edge(Op.SUSPEND, SourceKind.STAGE, "outer", payload=1)
+
+    assert bench.called == ["before inner", "after inner"]
+
+
+def test_a_call_that_was_suspended_before_is_not_taken_for_a_new_one() -> None:
+    """A generator may register the callbacks of its own stage."""
+    bench = Bench()
+    bench.edge(Op.RESUME, SourceKind.STAGE, "read", payload=1)
+    bench.watch("read")
+    for op in (Op.SUSPEND, Op.RESUME, Op.END):
+        bench.edge(op, SourceKind.STAGE, "read", payload=1)
+
+    assert bench.called == []
+
+
+def test_few_suspended_calls_are_kept() -> None:
+    """A generator that another thread ends is not seen to end."""
+    bench = Bench()
+    bench.watch("read")
+    for token in range(1, MOST_SUSPENDED + 3):
+        bench.edge(Op.RESUME, SourceKind.STAGE, "read", payload=token)
+        bench.edge(Op.SUSPEND, SourceKind.STAGE, "read", payload=token)
+
+    (thread,) = bench.hooks._threads
+    assert len(thread._suspended) == MOST_SUSPENDED
+
+
+def test_the_faults_of_removed_callbacks_still_count() -> None:
+    """A program may register callbacks for one step at a time."""
+    bench = Bench()
+
+    def fails() -> None:
+        raise OSError
+
+    for _ in range(5):
+        with bench.hooks.add("data", fails, None):
+            bench.fetch("train")
+
+    assert bench.hooks.faults == 5
 
 
 def test_ctrl_c_in_it_is_the_users() -> None:

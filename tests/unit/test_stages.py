@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from otel_train.instrumentation.stages import Checkpoint, Epoch, Stage, active_session
+from otel_train.instrumentation.stages import Checkpoint, Epoch, Stage, StageRecorder, active_session
+from otel_train.instrumentation.timers import Timers
+from otel_train.recording.events import MAX_SOURCES, SourceKind
+from otel_train.recording.recorder import Recorder
+from otel_train.testing import FakeClock
+from tests.support.flight import PrivateMemory
 from tests.support.written import Writer
 
 
@@ -204,6 +209,70 @@ def test_an_asynchronous_generator_is_one_occurrence(writer: Writer) -> None:
     assert asyncio.run(collected()) == [0, 1, 2]
     assert writer.ops.count("END") == 1
     assert len({token for _, _, token in writer.edges}) == 1
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_an_asynchronous_generator_that_the_loop_leaves_is_closed_and_has_ended(
+    writer: Writer, *, closes: bool
+) -> None:
+    """``asyncio.run`` closes what a loop leaves, in a task; at its end it cancels all tasks."""
+    cleaned = []
+
+    @Stage("stream")
+    async def stream() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            cleaned.append(True)
+
+    async def leave() -> None:
+        streaming = stream()
+        async for _ in streaming:
+            break
+        if closes:
+            await streaming.aclose()  # type: ignore[attr-defined]  # an async generator has it
+
+    asyncio.run(leave())
+    assert cleaned == [True]
+    assert writer.ops == ["RESUME", "SUSPEND", "RESUME", "END"]
+    assert len({token for _, _, token in writer.edges}) == 1
+
+
+def test_an_asynchronous_generator_is_suspended_while_it_is_closed(writer: Writer) -> None:
+    """Its ``finally`` may wait, and may raise."""
+
+    @Stage("stream")
+    async def stream() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            raise Oops
+
+    async def leave() -> None:
+        streaming = stream()
+        await streaming.__anext__()
+        with pytest.raises(Oops):
+            await streaming.aclose()  # type: ignore[attr-defined]  # an async generator has it
+
+    asyncio.run(leave())
+    assert writer.ops == ["RESUME", "SUSPEND", "RESUME", "SUSPEND", "RESUME", "FAIL"]
+
+
+def test_names_beyond_the_table_of_names_are_not_kept() -> None:
+    """A program that gives every step a name has as many names as steps."""
+    recorder = Recorder(PrivateMemory(1 << 4), clock=FakeClock())
+    stages = StageRecorder(recorder)
+    timers = Timers(recorder, FakeClock())
+    for number in range(MAX_SOURCES + 200):
+        stages.register(f"{number}")
+        stages.register_function(SourceKind.STAGE, f"{number}")
+        timers.begin(f"{number}")
+
+    kept = len(stages.codes), len(stages.functions), len(timers._sources)
+    assert max(kept) <= MAX_SOURCES
+    assert stages.register("1") == stages.codes["1"]
 
 
 def test_without_a_session_nothing_is_written_and_everything_works() -> None:
