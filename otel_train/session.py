@@ -145,12 +145,13 @@ class Session:
             ConfigError: it cannot be iterated, or name or phase is none.
         """
         text("watch(..., name={})", name, "Give the name that metrics show")
-        self.add(loaders=Loader(iterable, name=name, phase=phase))
-        return self.loaders[name]
+        (entry,) = named_loaders(Loader(iterable, name=name, phase=phase))
+        self._recording.watch_torch()
+        return self._recording.probes.watch(entry)
 
     @property
     def loaders(self) -> dict[str, Any]:
-        """What to iterate, by name: a DataLoader itself, any other iterable wrapped."""
+        """What to iterate, by name: a DataLoader itself, any other iterable wrapped. Only the program keeps alive what ``watch`` returns."""
         return self._recording.probes.iterables
 
     @property

@@ -119,7 +119,10 @@ def _inner(item: Any, place: _Place, most: int) -> Iterator[tuple[Any, _Place]]:
     kind = type(item)
     if issubclass(kind, np.ndarray):
         if np.ndarray.dtype.__get__(item).hasobject:
-            yield from _sampled(np.ndarray.ravel(item), item.size, place, most)
+            items = np.ndarray.flat.__get__(
+                item
+            )  # ``ravel`` copies an array that is not contiguous, with the GIL held
+            yield from _sampled(items, len(items), place, most)
     elif issubclass(kind, (list, tuple)):
         row = list if issubclass(kind, list) else tuple
         yield from _sampled(item, row.__len__(item), place, most, at=row.__getitem__)

@@ -115,7 +115,7 @@ class LoaderProbe:
         # len() of an iterable-style DataLoader has side effects.
         kind = attribute(loader, "_dataset_kind")
         self.sized = kind == 0 if kind is not None else attribute(loader, "__len__") is not None
-        self.loader = _weak(loader)
+        self.loader = weak(loader)
         self.inner: Callable[[], Any] = lambda: None
         self.began_ns = 0
         self.given = True
@@ -275,7 +275,8 @@ def _counting(what: str, entry: Loader) -> Guard:
     return Guard(f"{what}= of loader {entry.name!r}", limit=sys.maxsize)
 
 
-def _weak(loader: Any) -> Callable[[], Any]:
+def weak(loader: Any) -> Callable[[], Any]:  # Any: the user's own
+    """Returns a function that returns an object while it lives; None if its class has no weak references."""
     try:
         return weakref.ref(loader)
     except TypeError:  # such as a list: a strong reference would keep it alive

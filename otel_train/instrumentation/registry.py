@@ -14,8 +14,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from otel_train.instrumentation.dataloader import DataLoaderPatch, iterators_of
-from otel_train.instrumentation.iterables import InstrumentedIterable
-from otel_train.instrumentation.loader_probe import LoaderProbe
+from otel_train.instrumentation.iterables import InstrumentedIterable, instrumented
+from otel_train.instrumentation.loader_probe import LoaderProbe, weak
 from otel_train.instrumentation.module import (
     ModulePatch,
     ModuleProbe,
@@ -70,6 +70,7 @@ class ProbeRegistry:
         self.loaders: dict[str, LoaderProbe] = {}
         self.models: list[ModuleProbe] = []
         self._iterables: dict[str, Callable[[], Any]] = {}
+        self._instrumented: set[str] = set()
         self.patch: DataLoaderPatch | None = None
         self._module_patch: ModulePatch | None = None
         self._recorder = recorder
@@ -97,9 +98,20 @@ class ProbeRegistry:
             held = isinstance(made, InstrumentedIterable)
         self._iterables[entry.name] = (lambda: made) if held else weakref.ref(made)
 
+    def watch(self, entry: Loader) -> Any:  # Any: the user's iterable, or its wrapper
+        """Records a loader; returns the object to iterate, which only the program keeps alive."""
+        made = entry.loader
+        with self._guard:
+            made = self._watch(entry)
+        known = self._iterables.get(entry.name)
+        if known is None or known() is not made:
+            self._iterables[entry.name] = weak(made)
+            self._instrumented.add(entry.name)
+        return made
+
     @property
     def iterables(self) -> dict[str, Any]:
-        """Objects to iterate, by name: a living DataLoader itself, anything else wrapped."""
+        """Objects to iterate, by name, while they live: a DataLoader itself, anything else wrapped."""
         found = {name: get() for name, get in self._iterables.items()}
         return {name: iterable for name, iterable in found.items() if iterable is not None}
 
@@ -114,7 +126,7 @@ class ProbeRegistry:
             return entry.loader
         if self.patch is None or not _is_data_loader(entry.loader):
             make = iter if known.inner() is not None else self._iter_of(type(entry.loader))
-            return InstrumentedIterable(entry.loader, known, make)
+            return instrumented(entry.loader, known, make)
         for loader in (entry.loader, known.inner()):
             for running in iterators_of(loader):
                 self.patch.adopt(running, loader)
@@ -156,10 +168,13 @@ class ProbeRegistry:
         if self._is_recorded(model):
             return None
         with self._lock:
-            self.drop_models([probe for probe in self.models if probe.model() is None])
+            self._drop_deleted_models()
             taken = {probe.name: probe for probe in self.models}
-            probe = ModuleProbe(model, free_name(name, taken), self._recorder, self._open_in)
-            self.models.append(probe)
+            return self._add_model(free_name(name, taken), model)
+
+    def _add_model(self, name: str, model: Any) -> ModuleProbe:  # Any: as above
+        probe = ModuleProbe(model, name, self._recorder, self._open_in)
+        self.models.append(probe)
         self._recorder.changed()
         return probe
 
@@ -171,6 +186,9 @@ class ProbeRegistry:
         for probe in probes:
             probe.remove()
         self.models = [probe for probe in self.models if probe not in probes]
+
+    def _drop_deleted_models(self) -> None:
+        self.drop_models([probe for probe in self.models if probe.model() is None])
 
     def attach_again(self) -> None:
         """Reinstalls hooks that ``Module.compile()`` has overwritten, and instruments new submodules."""
@@ -197,12 +215,13 @@ class ProbeRegistry:
         """
         if self._is_recorded(compiled):
             return
-        for probe in list(self.models):
-            recorded = probe.model()
-            if recorded is not None and is_or_wraps(model, recorded):
-                self.models.append(ModuleProbe(compiled, probe.name, self._recorder, self._open_in))
-                self._recorder.changed()
-                return
+        with self._lock:
+            self._drop_deleted_models()
+            for probe in self.models:
+                recorded = probe.model()
+                if recorded is not None and is_or_wraps(model, recorded):
+                    self._add_model(probe.name, compiled)
+                    return
 
     def find_models(self, finder: RootFinder | None) -> None:
         """Records every model that ``finder`` finds; None: a new finder, unless there is one or models were given."""
@@ -320,7 +339,9 @@ class ProbeRegistry:
         if number < len(holders):
             name = holders[number].name
         elif len(self._found) < MOST_FOUND:
-            name = free_name(place.name, {**self.iterables, **dict.fromkeys(self._found)})
+            name = free_name(
+                place.name, {**self.iterables, **dict.fromkeys(self._found | self._instrumented)}
+            )
             self._found.add(name)
         else:
             name = OTHER
