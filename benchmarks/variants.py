@@ -13,7 +13,7 @@ from torch.optim import optimizer as optimizers
 from benchmarks.loop import warm_up_of
 from otel_train.instrumentation.dataloader import DataLoaderPatch
 from otel_train.instrumentation.loader_probe import LoaderProbe
-from otel_train.instrumentation.module import ModuleProbe
+from otel_train.instrumentation.module import ModuleProbe, no_open_forward
 from otel_train.instrumentation.naming import Loader
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates
 from otel_train.recording import ring_buffer
@@ -58,8 +58,9 @@ def floor(loop: Loop) -> Iterator[None]:
     recorder = cast("Recorder", _NullRecorder())
     probe = LoaderProbe(Loader(loop.loader, "bench"), recorder)
     with contextlib.ExitStack() as undo:
-        undo.callback(DataLoaderPatch(lambda loader: probe if loader is loop.loader else None).remove)
-        undo.callback(ModuleProbe(loop.model, "model", recorder).remove)
+        patch = DataLoaderPatch(lambda loader: probe if loader is loop.loader else None, lambda _: None)
+        undo.callback(patch.remove)
+        undo.callback(ModuleProbe(loop.model, "model", recorder, no_open_forward()).remove)
         undo.callback(BackwardProbe(recorder).remove)
         undo.callback(OptimizerProbe(recorder, ScaledUpdates(None)).remove)
         yield

@@ -342,7 +342,7 @@ static int has_closure(PyObject *args, PyObject *kwargs) {
 }
 
 /* State: edge, a dict from id(optimizer) to packed (begin, end, fail), register. update(optimizer, args, kwargs). `register` returns
-   the words of a new optimizer; it is None in the hook after the step. */
+   the words of a new optimizer, or None; it is None in the hook after the step. */
 static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
     int64_t begun = hook_begins(self);
     if (COUNT(count) == 0) return PyErr_Format(PyExc_TypeError, "update: expected an optimizer");
@@ -351,6 +351,7 @@ static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObje
         PyObject *words = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->field[1], key));
         Py_XDECREF(key);
         if (words == NULL && !PyErr_Occurred() && register_new != Py_None) words = PyObject_CallFunctionObjArgs(register_new, given[0], NULL);
+        if (words == Py_None) Py_CLEAR(words); /* it failed */
         PyObject *latest = words == NULL ? NULL : PyWeakref_NewRef(given[0], NULL);
         PyObject *before = self->latest; /* only now: while `register` ran, another thread may have replaced it */
         self->latest = latest;

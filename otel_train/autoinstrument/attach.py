@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from otel_train.session import Session
 
 _TABLE = "_global_optimizer_pre_hooks"
+_HOOKS = "_optimizer_step_pre_hooks"
+"""Attribute of an optimizer."""
+
 _DIFFERENTIATE = ("grad", "value_and_grad", "vjp", "linearize")
 """Functions of JAX that compute gradients."""
 
@@ -48,6 +51,7 @@ class FirstSign:
         self._lock = free_in_forks(threading.RLock())
         self._begun = self._over = False
         self._undo: list[Callable[[], None]] = []
+        self._undoing = Guard("removing the detection of training", limit=sys.maxsize)
 
     def sign(self) -> None:
         """Reports that this process trains."""
@@ -74,7 +78,8 @@ class FirstSign:
         self._begun = self._over = True
         undo, self._undo = self._undo, []
         for each in undo:
-            each()
+            with self._undoing:  # a metaclass of the program may raise
+                each()
 
 
 class TrainingDetector(FirstSign):
@@ -127,13 +132,15 @@ class TrainingDetector(FirstSign):
         from otel_train.instrumentation.dataloader import iterates_itself
 
         kinds: set[Any] = set()
+        guard = Guard("detecting loaders with their own iterators", limit=sys.maxsize)
 
         @functools.wraps(original)
-        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
+        def __init__(loader: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             kind = type(loader)
-            if not self._over and kind not in kinds and iterates_itself(kind):
-                kinds.add(kind)
-                self._before(kind, "__iter__", self.sign)
+            with guard:  # a metaclass of the program may raise
+                if not self._over and kind not in kinds and iterates_itself(kind):
+                    kinds.add(kind)
+                    self._before(kind, "__iter__", self.sign)
             successor(dataloader.DataLoader, "__init__", __init__)(loader, *args, **kwargs)
 
         return __init__
@@ -159,6 +166,8 @@ class TrainingDetector(FirstSign):
             before = known.pop(id(optimizer), None)
             if before is None:
                 return
+            with self._undoing:
+                _drop_only_hook(optimizer)
             self.sign()
             for late in [hook for hook in table.values() if hook not in before]:
                 late(optimizer, args, kwargs)
@@ -171,6 +180,16 @@ class TrainingDetector(FirstSign):
                 optimizer.register_step_pre_hook(own)
 
         self._undo.append(hooks.register_optimizer_step_pre_hook(first).remove)
+
+
+def _drop_only_hook(optimizer: Any) -> None:
+    """Drops the only pre-hook of an optimizer, which is being called.
+
+    torch iterates over the dict of the hooks, so the dict is replaced. Handles of other hooks would refer to the former one.
+    """
+    own = vars(optimizer)
+    if len(own[_HOOKS]) == 1:
+        own[_HOOKS] = type(own[_HOOKS])()
 
 
 class JaxTrainingDetector(FirstSign):

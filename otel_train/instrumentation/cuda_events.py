@@ -353,7 +353,8 @@ class DeviceTimer:
                         break
                     record(event)
                     events.append(event)
-                if len(events) == len(lanes) and reader.push(host_ns, code, step, events):
+                # Without events: the thread that closes the session has emptied ``lanes``.
+                if events and len(events) == len(lanes) and reader.push(host_ns, code, step, events):
                     append(events)
                 else:
                     self.dropped += 1
@@ -410,6 +411,9 @@ STAMP_TRIES = 20  # queries, of a few microseconds each, until the device has re
 PASS_MS = 250
 """Milliseconds between two passes of the C thread over the queued events, if none is requested."""
 
+QUEUED_NS = 10_000_000
+"""Nanoseconds after which an event that was recorded has been queued; as in ``_device_events.c``."""
+
 PASS_S = 0.05
 """Longest wait in seconds for a requested pass."""
 
@@ -445,7 +449,7 @@ class PythonReader:
         Raises:
             Exception: a driver error. Nothing more is read then.
         """
-        until_ns = self._clock()
+        until_ns = self._clock() - QUEUED_NS
         if self._entries:
             with self._driver.reading(self._device):
                 if not self._driver.capturing():  # a user's thread may request a summary during a capture
@@ -481,7 +485,7 @@ class PythonReader:
     def _read_stamp(self) -> None:
         driver, since_ns = self._driver, self._clock()
         stamp = driver.stamp(self._device)
-        for _ in range(STAMP_TRIES if stamp is not None else 0):
+        for _ in range(STAMP_TRIES):
             if driver.query(stamp):
                 elapsed_ns = driver.elapsed_ns(self._last[0], stamp)
                 self._ring.write(Record(0, 0, 0, 0, since_ns, self._clock(), (elapsed_ns,)))
@@ -569,7 +573,7 @@ def reader_of(
     driver: DeviceDriver, device: int, words: memoryview, clock: Clock
 ) -> PythonReader | NativeReader:
     """Returns the reader for events of ``device``: in C if extension and driver support it."""
-    native = driver.native(device) if hasattr(EXTENSION, "start_events") else None
+    native = driver.native(device) if EXTENSION is not None else None
     if native is not None:
         with suppress(RuntimeError, OSError):
             return NativeReader(native, words)

@@ -66,9 +66,7 @@ class DataLoaderPatch:
         made: called with every DataLoader that is created.
     """
 
-    def __init__(
-        self, probe_for: Callable[[Any], LoaderProbe | None], made: Callable[[Any], None] = lambda _: None
-    ) -> None:
+    def __init__(self, probe_for: Callable[[Any], LoaderProbe | None], made: Callable[[Any], None]) -> None:
         from torch.utils.data import dataloader
 
         self._probe_for = probe_for
@@ -134,24 +132,28 @@ class DataLoaderPatch:
     def remove(self) -> None:
         """Restores the class of every living iterator, then the replaced functions."""
         for iterator in list(self._adopted.values()):
-            iterator.__class__ = type(iterator).__mro__[1]
-            for name in (PROBE, ASK, NEXT, POOL, _FRESH, OWNER):
-                iterator.__dict__.pop(name, None)
+            with self._guard:
+                iterator.__class__ = type(iterator).__mro__[1]
+                for name in (PROBE, ASK, NEXT, POOL, _FRESH, OWNER):
+                    iterator.__dict__.pop(name, None)
         for undo in self._undo:
-            undo()
+            with self._guard:  # a metaclass of the program may raise
+                undo()
 
     def _find_kinds(self, base: Any) -> None:  # Any: a class
         """Times the construction of every iterator class: torch's two, and those of other packages."""
         for kind in base.__subclasses__():
-            if kind not in self._kinds and "__init__" in vars(kind):
-                self._undo.append(replace(kind, "__init__", self._starting))
-            self._kinds.add(kind)
-            self._find_kinds(kind)
+            with self._guard:  # as above
+                if kind not in self._kinds and "__init__" in vars(kind):
+                    self._undo.append(replace(kind, "__init__", self._starting))
+                self._kinds.add(kind)
+                self._find_kinds(kind)
 
     def _find_openers(self, base: Any) -> None:  # Any: a class of loaders
         """Times what loaders of all subclasses of ``base`` return in place of torch's iterator."""
         for kind in base.__subclasses__():
-            self._follow_openings(kind)
+            with self._guard:  # as above
+                self._follow_openings(kind)
             self._find_openers(kind)
 
     def _follow_openings(self, kind: Any) -> None:  # Any: as above

@@ -119,9 +119,8 @@ def _inner(item: Any, place: _Place, most: int) -> Iterator[tuple[Any, _Place]]:
     kind = type(item)
     if issubclass(kind, np.ndarray):
         if np.ndarray.dtype.__get__(item).hasobject:
-            items = np.ndarray.flat.__get__(
-                item
-            )  # ``ravel`` copies an array that is not contiguous, with the GIL held
+            # Not ``ravel``: it copies an array that is not contiguous, with the GIL held.
+            items = np.ndarray.flat.__get__(item)
             yield from _sampled(items, len(items), place, most)
     elif issubclass(kind, (list, tuple)):
         row = list if issubclass(kind, list) else tuple

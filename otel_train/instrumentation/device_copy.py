@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from _thread import get_ident
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,7 +22,6 @@ PINNED = "pin_memory"
 """Source name of copies into pinned memory, which stay on the host."""
 
 _CURRENT, _ELSEWHERE = -1, -2  # in place of a device number: the current device; no device of the accelerator
-_MAX_HELD = 1 << 16  # copies back to the host between two polls of the service thread
 
 
 class TransferProbe:
@@ -45,8 +44,8 @@ class TransferProbe:
         self._driver = driver
         self._find_torch = find_torch
         self._methods: list[_Method] = []
-        self._to_host: deque[tuple[int, int]] = deque(maxlen=_MAX_HELD)
-        self._back: Counter[int] = Counter()
+        self._to_host: dict[tuple[int, int], int] = {}
+        """Bytes by thread and device. Only the thread itself adds to its own, so that no addition is lost."""
         self._removed = False
 
     def poll(self) -> None:
@@ -57,10 +56,10 @@ class TransferProbe:
 
     def copied_to_host(self) -> dict[str, int]:
         """Returns the bytes that ``Tensor.cpu`` copied to the host, by device. Called by the service thread."""
-        while self._to_host:
-            index, size = self._to_host.popleft()
-            self._back[index] += size
-        return {f"{self._driver.device_type}:{index}": size for index, size in self._back.items()}
+        copied: Counter[int] = Counter()
+        for (_, index), size in list(self._to_host.items()):
+            copied[index] += size
+        return {f"{self._driver.device_type}:{index}": size for index, size in copied.items()}
 
     def remove(self) -> None:
         """Removes the descriptors. One that another library has wrapped stays and only forwards calls."""
@@ -88,13 +87,14 @@ class TransferProbe:
     def _counted(
         self, original: Callable[..., Any], *, size: Callable[[Any], int], device_of: Callable[[Any], int]
     ) -> Callable[..., Any]:
-        to_host = self._to_host.append
+        to_host = self._to_host
 
         def cpu(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
             nbytes, index = size(result), device_of(tensor)
             if nbytes > 0 and index >= 0:
-                to_host((index, nbytes))
+                key = get_ident(), index
+                to_host[key] = to_host.get(key, 0) + nbytes
             return result
 
         return cpu

@@ -134,7 +134,7 @@ def _class_with_methods_of(kind: type, base: Any) -> Callable[..., Any]:
     special: dict[str, Any] = {}
     for each in kind.__mro__[:-1]:  # without ``object``
         special = {**{name: value for name, value in vars(each).items() if name[:2] == "__"}, **special}
-    own = {name for name, value in special.items() if callable(value) or isinstance(value, classmethod)}
+    own = {name for name, value in special.items() if callable(value) or type(value) is classmethod}
     names = (own | {"__reduce_ex__"}) - vars(base).keys() - _NOT_FORWARDED
     methods = {name: forward(name) for name in names}
     if "__next__" in methods:

@@ -223,16 +223,16 @@ class CacheSizes:
         self._faults_before += gone.guard.faults if gone else 0
 
 
-def _bytes(said: object) -> int:
+def _bytes(returned: object) -> int:
     """Returns a value as a number of bytes.
 
     Raises:
         ValueError: it is no whole number, or negative.
     """
     try:
-        size = index(said)  # type: ignore[arg-type]  # that it may be something else is the point
+        size = index(returned)  # type: ignore[arg-type]  # that it may be something else is the point
     except TypeError:
         size = -1
     if size < 0:
-        raise ValueError(f"said {said!r}: expected a whole number of bytes")
+        raise ValueError(f"size() returned {returned!r}: expected a whole number of bytes")
     return size

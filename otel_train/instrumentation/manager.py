@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -22,7 +23,7 @@ from otel_train.instrumentation.timers import Timers
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory, PendingEntries
 from otel_train.resource import RunInfo, namespace_of, process_mark
-from otel_train.safety import Guard, Handle
+from otel_train.safety import Guard, Handle, free_in_forks
 
 if TYPE_CHECKING:
     from otel_train.config import Config
@@ -73,7 +74,9 @@ class InstrumentationManager:
         self._surroundings: tuple[int, object] = (len(sys.modules), None)
         self._compilers: tuple[CompilerProbe, JaxCompilerProbe] | None = None
         self._since_ns = anchor.clock_ns
-        self.stages = StageRecorder(self.recorder, self._listen)
+        self._following = free_in_forks(threading.Lock())
+        self._guard = Guard("instrumentation of imported modules", limit=sys.maxsize)
+        self.stages = StageRecorder(self.recorder, self._follow_imports_in_training)
         self.timers = Timers(self.recorder, system_clock, operations)
         self._checkpoints = CheckpointProbe()
         self.hooks: StageCallbacks | None = None
@@ -88,8 +91,7 @@ class InstrumentationManager:
         """Activates the public functions, and instruments torch and JAX if they are loaded."""
         active_session.stages, active_session.timers = self.stages, self.timers
         self.watch_torch()
-        self._checkpoints.watch()
-        self._listen()
+        self._follow_imports_in_training()
         with Guard("devices"):  # most programs have put their model on a device by now
             self.transfers.poll()
 
@@ -98,7 +100,7 @@ class InstrumentationManager:
         if self._torch is None and imported("torch") is not None:
             self._torch = TorchProbes(self.recorder, self.scaled)
             self.probes.watch_torch()
-            self._listen()
+            self._follow_imports_in_training()
 
     def follow_compiler(self) -> None:
         """Instruments models that have been compiled since, and excludes wrappers from compilation.
@@ -110,13 +112,25 @@ class InstrumentationManager:
         self.follow_imports()
 
     def follow_imports(self) -> None:
-        """Registers with compilers and frameworks that have been loaded since, and excludes wrappers from compilation."""
+        """Registers with compilers and frameworks that have been loaded since, and excludes wrappers from compilation.
+
+        Does nothing while another thread does it: training must not wait.
+        """
         if active_session.stages is not self.stages:  # the session has ended: nothing is instrumented again
             return
-        self._listen()
-        self._checkpoints.watch()
-        if self._torch is not None:
-            self._torch.step_aside_for_compiler()
+        if not self._following.acquire(blocking=False):
+            return
+        try:
+            self._listen()
+            self._checkpoints.watch()
+            if self._torch is not None:
+                self._torch.step_aside_for_compiler()
+        finally:
+            self._following.release()
+
+    def _follow_imports_in_training(self) -> None:
+        with self._guard:
+            self.follow_imports()
 
     def _listen(self) -> None:
         if self._compilers is None:
@@ -239,8 +253,8 @@ _HIDDEN = ("", "-1")
 _MACHINE = (os.uname().sysname, os.uname().machine)
 
 UNTIMED = (
-    "device time and device memory are read on Linux by way of torch.cuda (NVIDIA, AMD) and torch.xpu (Intel), device memory "
-    "also by way of torch.mps (Apple), and this machine has no driver of that kind"
+    "device time and device memory are read on Linux through torch.cuda (NVIDIA, AMD) and torch.xpu (Intel), device memory "
+    "also through torch.mps (Apple), and this machine has no driver of that kind"
 )
 APPLE_UNTIMED = (
     "device time is not read: torch.mps waits until the device is done before it tells the time between two events. "

@@ -60,12 +60,12 @@ class ModuleProbe:
         open_in: see ``no_open_forward``; all probes of a session share it.
     """
 
-    def __init__(self, model: torch.nn.Module, name: str, recorder: Recorder, open_in: Any = None) -> None:
+    def __init__(self, model: torch.nn.Module, name: str, recorder: Recorder, open_in: Any) -> None:
         self.name = name
         self.model = weakref.ref(model)
         self.source = recorder.source(SourceKind.FORWARD, name)
         self.edge = recorder.edge
-        self.open_in = no_open_forward() if open_in is None else open_in
+        self.open_in = open_in
         self._parts: list[_Slot] = []
         self._guard = Guard(f"finding parts of model {name!r}")
         part = _slot_of(model)

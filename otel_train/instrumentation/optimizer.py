@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.datamodel import Outcomes
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import CLOSURE_BITS, SourceKind, begin_end_fail
-from otel_train.safety import replace
+from otel_train.safety import Guard, replace
 
 if TYPE_CHECKING:
     from types import FunctionType
@@ -221,6 +221,7 @@ class OptimizerProbe:
         self._words: dict[int, Any] = {}
         self._numbers: defaultdict[str, set[int]] = defaultdict(set)
         self._held: dict[int, weakref.ref[Any]] = {}
+        self._guard = Guard("names of optimizers", limit=sys.maxsize)
         before, after = self._hooks()
         self.codes = tuple(hook.__code__ for hook in (before, after) if hasattr(hook, "__code__"))
         self._handles = [
@@ -243,7 +244,8 @@ class OptimizerProbe:
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             words = known.get(id(optimizer)) or register(optimizer)
-            edge(words[0] | CLOSURE_BITS if len(args) > 1 or "closure" in kwargs else words[0])
+            if words is not None:
+                edge(words[0] | CLOSURE_BITS if len(args) > 1 or "closure" in kwargs else words[0])
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             words = known.get(id(optimizer))
@@ -253,7 +255,13 @@ class OptimizerProbe:
         return before, after
 
     def _register(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Gives an optimizer a name at its first step. When it is deleted, the next one of its class gets the name."""
+        """Gives an optimizer a name at its first step; returns its event words, or None if that raises."""
+        with self._guard:
+            return self._name(optimizer)
+        return None
+
+    def _name(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Gives an optimizer a name. When it is deleted, the next one of its class gets the name."""
         key, kind = id(optimizer), type(optimizer).__name__
         used = self._numbers[kind]
         number = next((n for n in range(1, _MOST_OF_A_KIND) if n not in used), _MOST_OF_A_KIND)

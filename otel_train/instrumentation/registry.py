@@ -51,7 +51,7 @@ class ProbeRegistry:
     """Registry of every recorded loader and model.
 
     Args:
-        compiled: called after ``torch.compile`` or ``Module.compile``, and when a pass begins; None: ``attach_again``.
+        compiled: called after ``torch.compile`` or ``Module.compile``, and when a pass begins.
         passes: called when a pass begins, at most every ``PARTS_EVERY_S``.
     """
 
@@ -59,10 +59,10 @@ class ProbeRegistry:
         self,
         recorder: Recorder,
         *,
-        compiled: Callable[[], None] | None = None,
-        passes: Callable[[], None] = lambda: None,
+        compiled: Callable[[], None],
+        passes: Callable[[], None],
     ) -> None:
-        self._compiled = compiled or self.attach_again
+        self._compiled = compiled
         self._passes = passes
         self._next_search_s = 0.0
         self._guard = Guard("instrumentation of loaders", limit=sys.maxsize)
@@ -239,7 +239,8 @@ class ProbeRegistry:
         if self._module_patch is not None:
             self._module_patch.remove()
         for undo in self._undo:
-            undo()
+            with self._guard:  # a metaclass of the program may raise
+                undo()
         for probe in self.models:
             probe.remove()
 

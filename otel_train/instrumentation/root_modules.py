@@ -235,7 +235,7 @@ class FoundModels:
         finder = self._finder
 
         @functools.wraps(original)
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        def init(optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
             finder.inspect()
             original(optimizer, *args, **kwargs)
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import sys
 import threading
 import weakref
 from _thread import get_ident
@@ -24,7 +25,7 @@ from otel_train.recording.events import (
 )
 from otel_train.recording.ring_buffer import Ring
 from otel_train.recording.shared_memory import NAMES_HALF, SIDE_RINGS, FlightMemory, RingEntry
-from otel_train.safety import free_in_forks
+from otel_train.safety import Guard, free_in_forks
 
 if TYPE_CHECKING:
     from otel_train.datamodel import Clock
@@ -109,6 +110,7 @@ class Recorder:
         self._changes = memory.changes_word
         self._change_numbers = itertools.count(1)
         self._is_full = False
+        self._guard = Guard("recording of a thread", limit=sys.maxsize)
         self._unread = 0
         self.main = self._add_ring(slot=0)
         self._write_entry(self.main)
@@ -224,7 +226,9 @@ class Recorder:
         try:
             edge = self._local.edge
         except AttributeError:
-            edge = self._add_calling_thread()
+            edge = self._local.edge = _ignore  # of a thread for which the next call fails
+            with self._guard:
+                edge = self._add_calling_thread()
         edge(code)
 
     def _warn_of_update(self, code: int) -> None:
@@ -300,6 +304,10 @@ class Recorder:
                 count += 1
             self._rows = count, rows
             self._memory.write_names(f'{{"identity": {self._identity}, "sources": [{rows}]}}')
+
+
+def _ignore(_code: int) -> None:
+    """Writes nothing."""
 
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

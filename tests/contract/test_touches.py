@@ -246,7 +246,7 @@ def test_a_stage_is_a_row_of_the_table_and_the_module_that_records_it(copy: Path
     manager = copy / "instrumentation/manager.py"
     change(
         manager,
-        "        self._listen()\n        with Guard",
+        "        self._follow_imports_in_training()\n        with Guard",
         "        self._undo = instrument(self.recorder)\n        with Guard",
     )
     change(

@@ -100,7 +100,7 @@ class InstrumentedTraining:
         self.loop.early_tasks.append(
             PeriodicTask(lambda: self.run.device.add(self.agent.take()), self.guards[1], 0.0)
         )
-        self.probes = ProbeRegistry(self.recorder)
+        self.probes = ProbeRegistry(self.recorder, compiled=lambda: None, passes=lambda: None)
         self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()))
         self.transfers = TransferProbe(self.recorder, HostDriver())
         self.transfers.poll()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,16 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 import otel_train
 from otel_train.instrumentation import dataloader, registry
+from otel_train.instrumentation.checkpoints import CheckpointProbe
+from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.instrumentation.module import ModuleProbe
-from otel_train.instrumentation.optimizer import ScaledUpdates
+from otel_train.instrumentation.optimizer import OptimizerProbe, ScaledUpdates
 from otel_train.instrumentation.root_modules import RootFinder
+from otel_train.instrumentation.stages import active_session
+from otel_train.recording.events import SourceKind
+from otel_train.recording.recorder import Recorder
 from tests.integration.loops.truth import QUIET
+from tests.support.waiting import in_threads
 
 DATA = TensorDataset(torch.ones(8, 4))
 
@@ -292,6 +300,35 @@ def scale() -> None:
     torch.amp.GradScaler("cpu", enabled=False).step(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
 
 
+def update() -> None:
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()
+
+
+def differentiate() -> None:
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
+def save() -> None:
+    with otel_train.checkpoint():
+        pass
+
+
+def call_function_of_jax() -> None:
+    """Registers a function, as its first call does; JAX is not installed everywhere."""
+    assert active_session.stages is not None
+    active_session.stages.register_function(SourceKind.STAGE, "step")
+
+
+def elsewhere(run: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that runs ``run`` in a new thread."""
+
+    def wait() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(run).result()
+
+    return wait
+
+
 def call() -> None:
     nn.Linear(4, 1)(torch.ones(2, 4))
 
@@ -313,6 +350,11 @@ def call() -> None:
         ((dataloader.DataLoaderPatch, "_decide"), iterate(Generating)),
         ((RootFinder, "_inspect_call"), call),
         ((ScaledUpdates, "_note"), scale),
+        ((OptimizerProbe, "_name"), update),
+        ((Recorder, "_add_calling_thread"), elsewhere(differentiate)),
+        ((Recorder, "_add_calling_thread"), elsewhere(update)),
+        ((Recorder, "_add_calling_thread"), elsewhere(save)),
+        ((InstrumentationManager, "_listen"), call_function_of_jax),
     ],
 )
 def test_a_fault_in_a_replaced_function_does_not_reach_the_program(
@@ -328,3 +370,20 @@ def test_a_fault_in_a_replaced_function_does_not_reach_the_program(
     monkeypatch.setattr(*place, fail)
     run()
     monkeypatch.undo()  # before the session is closed
+
+
+def test_two_threads_do_not_instrument_imported_modules_at_once(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training and the service thread both look for new imports; a function that is replaced twice counts twice."""
+    recording, inside, most = start()._recording, list[int](), list[int]()
+
+    def watch(_: CheckpointProbe) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+
+    monkeypatch.setattr(CheckpointProbe, "watch", watch)
+    in_threads(*[recording.follow_imports] * 4)
+    assert set(most) == {1}

@@ -65,7 +65,7 @@ DELETED: list[Batches] = []
     ],
     ids=["list", "empty", "tuple", "dict", "set", "range", "deque"],
 )
-def test_a_instrumented_container_is_used_as_before(
+def test_an_instrumented_container_is_used_as_before(
     session: otel_train.Session, make: Callable[[], Any]
 ) -> None:
     """Truth value, length, items, comparisons, copies."""
@@ -80,7 +80,7 @@ def test_a_instrumented_container_is_used_as_before(
         assert other == bare
 
 
-def test_a_instrumented_list_has_items_and_may_change(session: otel_train.Session) -> None:
+def test_an_instrumented_list_has_items_and_may_change(session: otel_train.Session) -> None:
     """Also in place, which gives the wrapper again."""
     bare = [1, 2]
     timed = session.watch(bare, name="batches")
@@ -93,7 +93,7 @@ def test_a_instrumented_list_has_items_and_may_change(session: otel_train.Sessio
     assert (timed[0], timed[1:], bare) == (7, [2, 3, 4], [7, 2, 3, 4])
 
 
-def test_a_instrumented_generator_is_true_and_an_iterator(session: otel_train.Session) -> None:
+def test_an_instrumented_generator_is_true_and_an_iterator(session: otel_train.Session) -> None:
     """``if loader:`` asks that."""
     timed = session.watch((n for n in range(3)), name="batches")
     assert timed
@@ -103,7 +103,7 @@ def test_a_instrumented_generator_is_true_and_an_iterator(session: otel_train.Se
         len(timed)  # type: ignore[arg-type]  # on purpose
 
 
-def test_a_instrumented_object_keeps_the_methods_of_its_class(session: otel_train.Session) -> None:
+def test_an_instrumented_object_keeps_the_methods_of_its_class(session: otel_train.Session) -> None:
     """Python calls ``__del__`` of the object itself."""
     timed = session.watch(Batches(), name="batches")
     with timed as entered:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from otel_train.instrumentation.dataloader import DataLoaderPatch
 from otel_train.instrumentation.loader_probe import LoaderProbe
-from otel_train.instrumentation.module import ModuleProbe
+from otel_train.instrumentation.module import ModuleProbe, no_open_forward
 from otel_train.instrumentation.naming import Loader
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates
 from otel_train.recording import ring_buffer
@@ -89,8 +89,8 @@ def played(acts: list[str], batches: list[Any], fault: BaseException) -> tuple[l
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     probe = LoaderProbe(Loader(loader, "stream"), cast("Recorder", recorder))
     with ExitStack() as undo:
-        undo.callback(DataLoaderPatch(lambda _: probe).remove)
-        undo.callback(ModuleProbe(net, "net", cast("Recorder", recorder)).remove)
+        undo.callback(DataLoaderPatch(lambda _: probe, lambda _: None).remove)
+        undo.callback(ModuleProbe(net, "net", cast("Recorder", recorder), no_open_forward()).remove)
         undo.callback(BackwardProbe(cast("Recorder", recorder)).remove)
         undo.callback(OptimizerProbe(cast("Recorder", recorder), ScaledUpdates(None)).remove)
         iterator, samples = iter(loader), torch.ones(1, 2)
@@ -144,7 +144,7 @@ def test_a_method_that_the_program_kept_outlives_the_session() -> None:
     recorder = Listing()
     loader = DataLoader(Stream([1, 2]), batch_size=None)
     probe = LoaderProbe(Loader(loader, "stream"), cast("Recorder", recorder))
-    patch = DataLoaderPatch(lambda _: probe)
+    patch = DataLoaderPatch(lambda _: probe, lambda _: None)
     next_batch = iter(loader).__next__
     next_batch()
     patch.remove()
@@ -166,7 +166,7 @@ def test_an_error_in_the_truth_of_training_does_not_reach_the_program() -> None:
 
     model = torch.nn.Linear(1, 1)
     recorder = Listing()
-    probe = ModuleProbe(model, "model", cast("Recorder", recorder))
+    probe = ModuleProbe(model, "model", cast("Recorder", recorder), no_open_forward())
     model.__dict__["training"] = Undecided()
 
     assert model(torch.zeros(1)).shape == (1,)

@@ -15,7 +15,7 @@ from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
-from tests.support.device import AgentSide, FakeDriver
+from tests.support.device import AgentSide, FakeDriver, FakeEvent
 from tests.support.flight import PrivateMemory
 
 MS = 10**6
@@ -253,7 +253,7 @@ def test_evaluation_says_nothing_about_training() -> None:
 def test_a_stamp_tells_where_the_clocks_stand_however_long_ago_the_last_look_was() -> None:
     """One look after a long silence: the device got to everything at some time within the last second."""
     stamped, silent = Loop(), Loop()
-    silent.driver.stamp = lambda device: None  # type: ignore[method-assign,return-value,assignment]
+    silent.driver.stamp = FakeEvent  # type: ignore[method-assign]  # never reached
     for loop in (stamped, silent):
         loop.data(1)
         loop.look()

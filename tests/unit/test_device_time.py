@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from otel_train.instrumentation.cuda_events import FIRST_ONE_IN, MOST_EVENTS, WORTH, DeviceTimer
+from otel_train.instrumentation.cuda_events import FIRST_ONE_IN, MOST_EVENTS, QUEUED_NS, WORTH, DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
@@ -208,7 +208,26 @@ def test_nothing_more_comes_of_what_ended_before_the_first_event_that_is_still_o
     assert waiting is not None
     assert done is not None
     assert waiting.until_ns == out_since_ns
-    assert done.until_ns == bench.clock()
+    assert done.until_ns == bench.clock() - QUEUED_NS  # the program may be queueing an event
+
+
+def test_a_session_that_closes_while_an_event_is_recorded_leaves_no_entry_without_events() -> None:
+    """An entry without events stands for a stamp."""
+
+    class ClosingClock(FakeClock):
+        """Another thread closes the session while the recording one reads the clock."""
+
+        def __call__(self) -> int:
+            if benches:
+                benches[0].timer._active.clear()
+            return super().__call__()
+
+    benches: list[Bench] = []
+    bench = Bench(0, clock=ClosingClock(1000 * MS))
+    benches.append(bench)
+    bench.begin(FORWARD)
+    assert not bench.timer._reader._entries  # type: ignore[union-attr]  # of a driver without C
+    assert len(bench.edges()) == 1
 
 
 def test_host_times_lie_within_the_occurrence() -> None:

@@ -30,7 +30,7 @@ def test_a_thread_that_begins_meanwhile_is_held_until_the_hooks_are_in() -> None
     def found() -> None:
         began.set()
         assert go_on.wait(60)
-        patches.append(DataLoaderPatch(seen.append))
+        patches.append(DataLoaderPatch(seen.append, lambda _: None))
 
     evidence = TrainingDetector(found)
     evidence.wait()
@@ -55,13 +55,62 @@ def test_a_thread_that_begins_meanwhile_is_held_until_the_hooks_are_in() -> None
     assert {id(loader) for loader in seen} == {id(loader) for loader in loaders}
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["without", "with"])
+def test_hooks_of_the_program_stay_on_an_optimizer_and_no_other(*, own: bool) -> None:
+    """Torch iterates over the hooks of an optimizer while its first step is detected."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    called: list[str] = []
+    handle = optimizer.register_step_pre_hook(lambda *_: called.append("own")) if own else None
+    evidence = TrainingDetector(lambda: called.append("found"))
+    evidence.wait()
+    try:
+        optimizer.step()
+        optimizer.step()
+        if handle is not None:
+            handle.remove()
+            optimizer.step()
+    finally:
+        evidence.stop()
+        evidence.finder.remove()
+
+    assert called == (["own", "found", "own"] if own else ["found"])
+    assert len(optimizer._optimizer_step_pre_hooks) == own
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_metaclass_that_raises_does_not_reach_the_program(allowed: int) -> None:
+    """A class with its own ``__iter__`` gets a wrapper until training begins."""
+    changes = []
+
+    class Frozen(type):
+        def __setattr__(cls, name: str, value: object) -> None:
+            changes.extend([name] if name == "__iter__" else [])
+            if len(changes) > allowed:
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+    class Own(DataLoader[Any], metaclass=Frozen):
+        def __iter__(self) -> Any:
+            yield from (1, 2)
+
+    evidence = TrainingDetector(lambda: None)
+    evidence.wait()
+    try:
+        assert list(Own(TensorDataset(torch.zeros(2, 1)))) == [1, 2]
+    finally:
+        evidence.stop()
+        evidence.finder.remove()
+    assert changes
+    DataLoaderPatch(lambda _: None, lambda _: None).remove()
+
+
 def test_nothing_stays_of_what_waited_although_others_came_after_it() -> None:
     """What gives its place to a session must not come back when the session closes."""
     from torch.utils.data import dataloader
 
     before = dataloader._SingleProcessDataLoaderIter.__init__
     patches: list[Any] = []
-    evidence = TrainingDetector(lambda: patches.append(DataLoaderPatch(lambda _: None)))
+    evidence = TrainingDetector(lambda: patches.append(DataLoaderPatch(lambda _: None, lambda _: None)))
     evidence.wait()
     waits = dataloader._SingleProcessDataLoaderIter.__init__
     iter(DataLoader(TensorDataset(torch.zeros(2, 1))))
@@ -82,7 +131,7 @@ def test_the_first_pass_of_a_loader_that_returns_an_iterator_of_its_own_is_timed
     rows = Doubles(TensorDataset(torch.zeros(2, 1)))
     probe = LoaderProbe(Loader(rows, name="rows"), Recorder(PrivateMemory(64), clock=system_clock))
     patches: list[DataLoaderPatch] = []
-    evidence = TrainingDetector(lambda: patches.append(DataLoaderPatch(lambda _: probe)))
+    evidence = TrainingDetector(lambda: patches.append(DataLoaderPatch(lambda _: probe, lambda _: None)))
     evidence.wait()
     iterator = iter(Doubles(rows.dataset))
     evidence.finder.remove()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.instrumentation.device_copy import TransferProbe, _sizes
+from otel_train.instrumentation.device_copy import TransferProbe, _sizes, _TargetDevice
 from otel_train.instrumentation.stages import StageRecorder
 from otel_train.recording.events import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.recorder import Recorder
@@ -364,6 +364,31 @@ def test_what_comes_back_is_counted_by_device() -> None:
     bench.probe.remove()
     tensor.cpu()
     assert bench.probe.copied_to_host() == {"meta:1": 96}
+
+
+def test_all_copies_are_counted_however_many_come_before_a_report(bench: Bench) -> None:
+    """A report may be late, and two threads may copy at once."""
+    back = bench.probe._counted(lambda x: x, size=lambda _: 1, device_of=lambda _: 0)
+
+    def copy() -> None:
+        for _ in range(50_000):
+            back(None)
+
+    in_threads(copy, copy)
+    assert list(bench.probe.copied_to_host().values()) == [100_000]
+
+
+def test_a_fault_in_a_replaced_method_does_not_reach_the_program(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original is called."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(_TargetDevice, "_learn", fail)
+    assert torch.ones(1).to("meta").device.type == "meta"
+    assert bench.written() == []
 
 
 def test_bytes_of_sparse_tensors_are_those_of_their_parts() -> None:
