@@ -311,6 +311,7 @@ class RankConnection:
             self._over = True
             service, config, disk = self.service, self._hello.config, self.exporters.disk
             service.end_cause = cause or self._reported_cause
+            disk.keep_all()
             with Guard("close"):
                 self.loop.stop(config.exit_timeout_s)
                 service.last_poll(state, cause=cause, ended_ns=self._ended_ns)

@@ -34,7 +34,7 @@ class BackgroundQueue(Generic[T]):
         self._name = name
         self._write = write
         self._close = close
-        self._most = most
+        self._most: float = most
         self._waiting: queue.Queue[tuple[T] | None] = (
             queue.Queue()
         )  # None, also in a full queue, ends the thread
@@ -53,6 +53,10 @@ class BackgroundQueue(Generic[T]):
             self._waiting.put_nowait((item,))
         else:
             self._drop(1)
+
+    def keep_all(self) -> None:
+        """Drops no item from now on."""
+        self._most = math.inf
 
     def emptied(self, timeout_s: float) -> bool:
         """Waits until all items are written, at most ``timeout_s`` seconds. Returns whether they are, or never will be."""
@@ -155,6 +159,10 @@ class DiskQueue:
     def limit_waits(self, seconds: float) -> None:
         """Limits how long ``do`` waits for writes from now on: ``seconds``, for all writes together."""
         self._until_s = time.monotonic() + seconds
+
+    def keep_all(self) -> None:
+        """Drops no operation from now on. Call it as a run ends: few operations follow, and they are its result."""
+        self._queue.keep_all()
 
     def refresh(self, guard: Guard, write: Callable[[], object]) -> None:
         """Queues a write that the next one replaces; it is skipped while the disk hangs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -52,6 +53,25 @@ def test_what_is_not_written_when_the_wait_ends_counts_as_dropped() -> None:
     freed.set()
 
     assert hung.dropped == 1 + 5
+
+
+def test_the_writes_of_the_end_are_kept_though_the_queue_of_a_disk_that_hangs_is_full() -> None:
+    """The last summary says how the run ended. A file server may answer again before the agent gives up."""
+    disk, answers, done = DiskQueue(), threading.Event(), list[int]()
+    disk.limit_waits(0.0)
+    disk.do(Guard("disk"), lambda: answers.wait(10))
+    for number in range(background_queue._MOST + 5):
+        disk.do(Guard("disk"), partial(done.append, number))
+    assert disk.dropped
+    disk.keep_all()
+    disk.do(Guard("disk"), lambda: done.append(-1))
+    dropped = disk.dropped
+    disk.do(Guard("disk"), lambda: done.append(-2))
+    answers.set()
+
+    assert disk.written(10)
+    assert done[-2:] == [-1, -2]
+    assert disk.dropped == dropped
 
 
 def test_all_writes_of_the_end_together_are_waited_for_until_one_limit() -> None:
