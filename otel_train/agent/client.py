@@ -126,7 +126,7 @@ class AgentClient:
         self.opened: Opened | None = None
         self._is_opened = threading.Event()  # also set if no agent will open the run directory
         self._refusal, self._opens_unawaited, self._interrupted = "", False, False
-        self._silence_logged = False
+        self._silence_logged = self._agent_has_ended = False
         self._final: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._end_guard = Guard("trackers")
         try:
@@ -292,14 +292,21 @@ class AgentClient:
     def _serve(self) -> None:
         guard = Guard("agent")
         while not guard.closed:
+            has_returned = False
             with guard:
                 self.connection.set_aside()
-                self._serve_one()
+                self._agent_has_ended = self._serve_one()
+                has_returned = True
+            if not has_returned:  # a fault of this thread: its agent goes on, and counts the rank
+                continue
             self.connection.channel.fail_questions()
             if self._is_ending or (self.connection.thread is not None and self.opened is None):
                 break
             with guard:
                 self._start_another()
+        if guard.closed:  # the agent reads the events on without reports
+            self.connection.channel.fail_questions()
+            self.connection.channel.close()
         self.connection.log_problem()
         self.connection.is_up.set()
         self._is_opened.set()
@@ -312,11 +319,11 @@ class AgentClient:
             oom_kills=OomKills(self.info.pid),
         )  # fmt: skip
 
-    def _serve_one(self) -> None:
-        """Sends reports and executes requests until the connection closes or the session ends."""
+    def _serve_one(self) -> bool:
+        """Sends reports and executes requests until the session ends; returns whether the agent has closed the connection before."""
         interval_s = self._config.tuned().poll_interval_s
         turned_s = began_s = time.monotonic()
-        with suppress(EOFError):
+        try:
             while not self._is_over:
                 now_s = time.monotonic()
                 self._log_silence(now_s - began_s)
@@ -334,6 +341,9 @@ class AgentClient:
                 self._receive(turned_s + pause_s - now_s)
             if self._state is State.ENDED:
                 self._await_final_answer()
+        except EOFError:
+            return True
+        return False
 
     def _log_silence(self, waited_s: float) -> None:
         if waited_s <= SILENT_S or self._silence_logged or self._is_opened.is_set():
@@ -354,7 +364,11 @@ class AgentClient:
             self._handle(channel.receive())
 
     def _start_another(self) -> None:
-        """Connects to another agent after one has died, with the same shared memory."""
+        """Connects to another agent after one has died, with the same shared memory.
+
+        Never while one lives: both would count the rank.
+        """
+        self._agent_has_ended = False
         if not self.connection.start_another(self.info, has_opened=self.opened is not None):
             self._advance_state(State.ABANDONED)
             return
@@ -606,7 +620,7 @@ class AgentClient:
             is_written = self.ask("written", timeout_s=short_s() if outlives else timeout_s, busy=True)
         if is_written is None and self.connection.thread is None and not self._is_over:
             self._thread.join(LEAST_WRITING_S)
-            if not self._thread.is_alive():  # the agent has died: another one reads the shared memory
+            if self._agent_has_ended and not self._thread.is_alive():  # another one reads the shared memory
                 self._start_another()
 
     def _await_final_answer(self) -> None:

@@ -145,12 +145,16 @@ class LazyComponents:
     @property
     def capture_is_requested(self) -> bool:
         """Whether a signal, a file or an out-of-memory error requests a capture."""
-        if self._config.profiler == "off":
+        guard, captures = self.guards["captures"], self.made_captures
+        if self._config.profiler == "off" or guard.closed:
             return False
-        captures = self.made_captures
-        requested = self.signal.received or (captures is not None and captures.account.request is not None)
-        none_yet = captures is None or captures.capturing is None
-        return bool(requested or (none_yet and self._client.recording.devices.ooms()))
+        with guard:
+            requested = self.signal.received or (
+                captures is not None and captures.account.request is not None
+            )
+            none_yet = captures is None or captures.capturing is None
+            return bool(requested or (none_yet and self._client.recording.devices.ooms()))
+        return False
 
     def poll(self) -> None:
         """Runs one iteration: makes trackers if a tracker package was imported meanwhile, and runs captures."""

@@ -303,6 +303,43 @@ def test_an_agent_that_dies_is_followed_by_another_that_counts_everything(
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}
 
 
+@pytest.mark.parametrize("faults", [1, 3])
+def test_a_fault_of_the_service_thread_leaves_the_rank_to_the_agent_it_has(
+    begin: Begin, tmp_path: Path, faults: int
+) -> None:
+    """The agent lives and reads the shared memory: with a second one beside it, two would count the rank."""
+    process = begin(f"""
+        session = start()
+        train()
+        session.summary()
+        components, faults = session._service.components, list(range({faults}))
+        poll = components.poll
+
+        def failing():
+            if faults:
+                faults.pop()
+                otel_train.log(loss=1.0)
+                raise MemoryError
+            return poll()
+
+        components.poll = failing
+        while faults:
+            otel_train.log(loss=1.0)
+            time.sleep(0.05)
+        time.sleep(1)
+        say("failed")
+        sys.stdin.readline()
+        train()
+        """)
+    assert line(process) == "failed"
+    assert len(agents(tmp_path)) == 1
+    _, errors = process.communicate("\n", timeout=60)
+
+    assert errors.count("agent failed; ") == 1
+    assert "another one" not in errors
+    assert summary(tmp_path, "finished")["steps"] == {"train": 200}
+
+
 @pytest.mark.parametrize(("steady_s", "stops"), [(0.05, False), (600.0, True)])
 def test_agents_that_die_at_once_are_given_up_and_those_that_lived_are_not(
     begin: Begin, tmp_path: Path, steady_s: float, stops: bool
