@@ -339,9 +339,8 @@ def _notify_started(session: Session | None) -> None:
 
 def current() -> Session | None:
     """Returns the open session of this process, if there is one. A forked child has none."""
-    if _sessions and not _sessions[0].closed and _sessions[0].info.pid == os.getpid():
-        return _sessions[0]
-    return None
+    session = next(iter(_sessions), None)  # one step: another thread may begin a session
+    return session if session is not None and not session.closed and session.info.pid == os.getpid() else None
 
 
 def forget_in_fork() -> None:

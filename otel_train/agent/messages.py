@@ -275,7 +275,8 @@ class MessageChannel:
         self._socket = connection
         self._sending = free_in_forks(threading.Lock())
         self._sender = 0
-        self._unsent_bytes = memoryview(b"")
+        self._outgoing: tuple[memoryview, list[int]] = memoryview(b""), []
+        """The last message, and how many bytes of it each call has sent."""
         self._numbers = itertools.count(1)
         self._boxes: dict[int, ResponseBox] = {}
         self.limit_sends(_SEND_TIMEOUT_S)
@@ -325,7 +326,7 @@ class MessageChannel:
         body = _pickled(message)
         head = _LENGTH.pack(len(body))
         with self._exclusive_send():
-            self._write(self._unsent_bytes)
+            self._write_rest()
             if descriptors:
                 socket.send_fds(self._socket, [head], list(descriptors))
                 self._write(memoryview(body))
@@ -335,8 +336,8 @@ class MessageChannel:
             try:
                 self._write(whole)
             except BlockingIOError:
-                if len(self._unsent_bytes) == len(whole):  # nothing was sent
-                    self._unsent_bytes = memoryview(b"")
+                if not self._outgoing[1]:  # nothing was sent
+                    self._outgoing = memoryview(b""), []
                     raise
 
     def tell(self, what: str, *args: Any) -> None:
@@ -457,9 +458,15 @@ class MessageChannel:
             self._sending.release()
 
     def _write(self, data: memoryview) -> None:
-        self._unsent_bytes = data
-        while len(self._unsent_bytes):
-            self._unsent_bytes = self._unsent_bytes[self._socket.send(self._unsent_bytes) :]
+        self._outgoing = data, []
+        self._write_rest()
+
+    def _write_rest(self) -> None:
+        """Sends what is left of the last message."""
+        data, sent = self._outgoing
+        while len(rest := data[sum(sent) :]):
+            # One call of C, so that Ctrl-C cannot come between the call that sends and the note of its number of bytes.
+            sent.extend(map(self._socket.send, (rest,)))
 
     def _read(self, head: bytes) -> Any:
         (length,) = _LENGTH.unpack(head) if len(head) == _LENGTH.size else (_MOST_BYTES + 1,)

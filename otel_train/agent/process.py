@@ -216,7 +216,7 @@ def _no_subreaper() -> Iterator[None]:
 
 
 def _run_without_sigchld(command: Sequence[str], **how: Any) -> bytes:
-    """Runs a command that exits at once, and returns its output.
+    """Runs a command that exits at once, and returns its output, which must be short.
 
     The SIGCHLD handler of the program is called only if one of its own children has ended meanwhile.
     """
@@ -227,7 +227,12 @@ def _run_without_sigchld(command: Sequence[str], **how: Any) -> bytes:
         signal.signal(signal.SIGCHLD, lambda number, _: received.append(number))
     try:
         with _no_subreaper(), subprocess.Popen(command, **how) as starting:  # noqa: S603 - our own program
-            output, _ = starting.communicate()
+            starting.wait()
+            output = b""
+            if starting.stdout is not None:
+                # Not to its end: a process that another thread has forked meanwhile may keep the other end of the pipe open.
+                os.set_blocking(starting.stdout.fileno(), False)
+                output = starting.stdout.read() or b""
         if starting.returncode:
             raise OSError(f"{command[0]} ended with status {starting.returncode}")
         return bytes(output)

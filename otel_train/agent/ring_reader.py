@@ -80,9 +80,9 @@ class SharedRing(RingReader):
         return self._progress[1] * SAMPLED
 
     @property
-    def pending(self) -> int:
-        """Number of events written, not yet read, and within the limit."""
-        return max(0, min(self.written, self.limit) - self.taken)
+    def readable(self) -> int:
+        """Number of events written, within the limit."""
+        return min(self.written, self.limit)
 
 
 @dataclass(slots=True)

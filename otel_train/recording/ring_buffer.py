@@ -94,9 +94,14 @@ class RingReader:
         raise NotImplementedError
 
     @property
+    def readable(self) -> int:
+        """Number of events of these that may be read."""
+        return self.written
+
+    @property
     def pending(self) -> int:
-        """Number of events written and not yet read."""
-        return self.written - self.taken
+        """Number of events that may be read and were not yet."""
+        return max(0, self.readable - self.taken)
 
     def read(self, most: int) -> EdgeBatch:
         """Takes up to ``most`` events, oldest first.
@@ -104,7 +109,7 @@ class RingReader:
         Every event is either returned complete once or counted as missed once.
         """
         first = max(self.taken, self.written - self.capacity)
-        last = min(self.written, first + most)
+        last = max(first, min(self.readable, first + most))
         words = self._copy(first * EDGE_WORDS, last * EDGE_WORDS)
         # The slot after the published position may be half written; its former event is ``capacity`` events older.
         whole = max(first, min(last, self.written + 1 - self.capacity))

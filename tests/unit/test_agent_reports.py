@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
+import subprocess
+import sys
+import time
 from array import array
-from types import SimpleNamespace
+from contextlib import suppress
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from otel_train.agent.lazy_components import LazyComponents
 from otel_train.agent.messages import MessageChannel, Response
+from otel_train.agent.process import _run_without_sigchld
 from otel_train.agent.reports import MOST_UNSENT, ReportBuilder
 from otel_train.config.settings import Config
 from otel_train.datamodel import Anchor
@@ -74,3 +80,41 @@ def test_an_answer_that_the_other_end_does_not_take_is_dropped() -> None:
 
     for end in ends:
         end.close()
+
+
+@pytest.mark.parametrize("call", range(1, 7))
+def test_a_message_whose_sender_is_interrupted_is_not_sent_twice(call: int) -> None:
+    """Ctrl-C may arrive right after the call that has sent it: the agent would count a report twice."""
+    ends = socket.socketpair()
+    channel, agent = map(MessageChannel, ends)
+    calls = itertools.count(1)
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        is_sending = frame.f_code.co_name.startswith("_write") and event == "c_return"
+        if is_sending and next(calls) == call:
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with suppress(KeyboardInterrupt):
+            channel.send("first")
+    finally:
+        sys.setprofile(None)
+    channel.send("second")
+    channel.close()
+    received: list[str] = []
+    with suppress(EOFError):
+        while True:
+            received.append(agent.receive())
+
+    assert received in (["first", "second"], ["second"])
+    agent.close()
+
+
+def test_a_command_is_not_waited_for_longer_than_it_runs() -> None:
+    """A process that another thread forks meanwhile inherits the pipe, and keeps its end open."""
+    began_s = time.monotonic()
+    output = _run_without_sigchld(["/bin/sh", "-c", "sleep 20 & echo 7"], stdout=subprocess.PIPE)
+
+    assert output == b"7\n"
+    assert time.monotonic() - began_s < 10

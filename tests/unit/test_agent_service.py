@@ -189,6 +189,22 @@ def _report(values: list[Any], reported: tuple[int, int]) -> Report:
     )  # fmt: skip
 
 
+def test_a_reader_that_a_rank_has_lapped_reads_no_event_that_needs_a_report() -> None:
+    """The events that it may read are gone; those that are there need what the rank has not reported yet."""
+    rig = Rig()
+    (thread,) = rig.rings.threads
+    rig.steps(5)
+    rig.rings.limit([(thread.slot, thread.ring.written)])
+    capacity = thread.ring.capacity
+    while rig.recorder.main.ring.written < 2 * capacity:
+        rig.recorder.edge(0)
+    piece = thread.ring.read(100)
+
+    assert len(piece.times) == 0
+    assert thread.ring.taken == piece.missed == thread.ring.written - capacity
+    assert thread.ring.pending == 0
+
+
 def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
     """The steps after it are written already, and come with the next report of the rank."""
     rig = Rig()
