@@ -103,7 +103,9 @@ def rows_of(load: Load, products: int, found: dict[str, list[Cost]]) -> list[Row
     """Returns rows of wall time, which has the budget, and of processor time, which other programs disturb less and which shows the cause."""
     alone, torch_only, ours = ([cost.cpu for cost in found[name]] for name in ("alone", "torch", "ours"))
     wall = percent_more([cost.wall for cost in found["ours"]], [cost.wall for cost in found["alone"]])
-    each_us = (spread_of(torch_only).median - spread_of(alone).median) / products / 1e3
+    detail = {"products": products, "alone_ms": spread_of(alone).median / 1e6}
+    if products:  # on a slow machine a short step has time for none
+        detail["torch_us_each"] = (spread_of(torch_only).median - spread_of(alone).median) / products / 1e3
     name = f"capture.active.{load.key}"
     return [
         Row(
@@ -112,11 +114,7 @@ def rows_of(load: Load, products: int, found: dict[str, list[Cost]]) -> list[Row
             unit="%",
             values=tuple(wall),
             budget=load.budget,
-            detail={
-                "products": products,
-                "alone_ms": spread_of(alone).median / 1e6,
-                "torch_us_each": each_us,
-            },
+            detail=detail,
         ),
         Row(
             name=f"{name}.cpu",

@@ -291,6 +291,7 @@ def test_a_capture_is_measured_beside_the_profiler_alone() -> None:
     assert numbers == {"": 20.0, ".cpu": 15.5, ".torch": 10.0, ".own": 5.0}
     assert rows[0].status is Status.MISSED
     assert rows[0].detail["torch_us_each"] == pytest.approx(100.0)
+    assert "torch_us_each" not in rows_of(LOADS[0], 0, found)[0].detail
 
 
 def test_a_child_that_fails_ends_the_others() -> None:
