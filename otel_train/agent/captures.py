@@ -70,6 +70,11 @@ class RankCaptures:
         """Whether a capture is recorded now."""
         return self.capturing is not None and self.capturing.controller.recording
 
+    @property
+    def snapshot_faults(self) -> int:
+        """Number of faults of memory snapshots."""
+        return self.capturing.snapshots.guard.faults if self.capturing is not None else 0
+
     # -- requests of the session and the agent -----------------------------------------------------
 
     def of_epochs(self) -> EpochCaptures | NoEpochCaptures:

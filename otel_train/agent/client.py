@@ -363,6 +363,17 @@ class AgentClient:
         if channel.fileno() in channel.wait(timeout_s):
             self._handle(channel.receive())
 
+    def _receive_in_wait(self, timeout_s: float) -> None:
+        """Does what ``_receive`` does while a component waits. An agent that has died is no fault of the component.
+
+        All pending requests are answered with None then; ``_serve_one`` reads the end of the connection again.
+        """
+        try:
+            self._receive(timeout_s)
+        except EOFError:
+            self.connection.channel.fail_questions()
+            time.sleep(TURN_S)
+
     def _start_another(self) -> None:
         """Connects to another agent after one has died, with the same shared memory.
 
@@ -405,7 +416,7 @@ class AgentClient:
             return self._reporting.acquire(timeout=timeout_s)
         deadline_s = time.monotonic() + timeout_s
         while not (acquired := self._reporting.acquire(blocking=False)) and time.monotonic() < deadline_s:
-            self._receive(TURN_S)
+            self._receive_in_wait(TURN_S)
         return acquired
 
     def _handle(self, message: object) -> None:
@@ -517,7 +528,7 @@ class AgentClient:
         deadline_s = time.monotonic() + timeout_s
         if threading.current_thread() is self._thread:  # no other thread would receive the response
             while box.empty() and time.monotonic() < deadline_s:
-                self._receive(deadline_s - time.monotonic())
+                self._receive_in_wait(deadline_s - time.monotonic())
             return box.get_nowait()
         found: list[Response] = []
 

@@ -296,9 +296,12 @@ class ReportBuilder:
         by_part[LOGGED_VALUES] += hooks.faults if hooks else 0
         if self._components.trackers is not None:
             by_part["trackers"] = self._components.trackers.faults()
-        for part, guard in self._components.guards.items():
-            if guard.faults:
-                by_part[part] = by_part.get(part, 0) + guard.faults
+        faults = [(part, guard.faults) for part, guard in self._components.guards.items()]
+        if self._components.made_captures is not None:
+            faults.append(("captures", self._components.made_captures.snapshot_faults))
+        for part, number in faults:
+            if number:
+                by_part[part] = by_part.get(part, 0) + number
         return by_part
 
 

@@ -17,6 +17,7 @@ from otel_train.config.validation import (
     PREFIX,
     RESERVED,
     Address,
+    BearerToken,
     Between,
     ChoiceOrAddress,
     HttpUrl,
@@ -248,8 +249,9 @@ class Config:
     profiler_kept: int = setting(default=8, rule=Between(1))
     """Captures kept per rank; the oldest one that is not pinned is removed first. 1 or more."""
 
-    profiler_token: str = setting(default="", rule=Plain(), secret=True)
-    """Token that ``POST /capture`` requires. Empty: generated, and written to ``capture-token`` in the folder of the rank."""
+    profiler_token: str = setting(default="", rule=BearerToken(), secret=True)
+    """Token that ``POST /capture`` requires, of printable ASCII characters without spaces. Empty: generated, and written to
+    ``capture-token`` in the folder of the rank."""
 
     profiler_tensorboard: str = setting(default="", rule=Plain())
     """Folder to which traces are copied for TensorBoard's profiler plugin. Empty: none."""

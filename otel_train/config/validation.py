@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
@@ -163,6 +164,14 @@ class Plain(ValueRule):
         if self.filled and not value:
             return "not empty"
         return "no control characters" if has_control(value) else ""
+
+
+class BearerToken(ValueRule):
+    """A token that an HTTP header carries unchanged, or empty."""
+
+    def broken(self, value: str) -> str:
+        """Returns the characters of a token if ``value`` has others, else ""."""
+        return "" if re.fullmatch("[!-~]*", value) else "printable ASCII characters without spaces"
 
 
 class HttpUrl(Plain):

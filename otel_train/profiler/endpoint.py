@@ -257,7 +257,7 @@ class Capturing(CaptureEndpoint):
             tuning=config.tuned(),
         )  # fmt: skip
         super().__init__(controller, defaults, info.rank, requests, training=training)
-        self._snapshots = OomSnapshots(ooms, store.folder, info.rank)
+        self.snapshots = OomSnapshots(ooms, store.folder, info.rank)
         every, schedule = read_parts(ProfilerEvery, config.profiler_every), config.schedule()
         if any(every):
             scheduled = Schedule(
@@ -281,12 +281,12 @@ class Capturing(CaptureEndpoint):
     def poll(self) -> None:
         """Takes requests, runs the controller, writes memory snapshots. Runs on the service thread."""
         super().poll()
-        self._snapshots.write_if_due()
+        self.snapshots.write_if_due()
 
     def end(self, timeout_s: float) -> None:
         """Writes what was recorded, after all events are accounted, and waits for a memory snapshot: ``timeout_s`` each."""
         self.controller.end(timeout_s)
-        self._snapshots.end(timeout_s)
+        self.snapshots.end(timeout_s)
 
     def give_way_to(self, flops: FlopCount) -> None:
         """Starts no capture while a step's FLOP are counted: both intercept the events of the training thread.
@@ -389,6 +389,9 @@ class OomSnapshots:
 
     A thread of its own writes it: the service thread must not wait for a disk that hangs. The snapshot is taken up to two seconds later. It has allocation stacks only if the program has called
     ``torch.cuda.memory._record_memory_history``.
+
+    Attributes:
+        guard: of the writing thread.
     """
 
     def __init__(
@@ -401,7 +404,7 @@ class OomSnapshots:
         self._snapshot = snapshot
         self._seen = self._made = 0
         self._writer: DaemonThread | None = None
-        self._guard = Guard("memory snapshot", consequence="the snapshot is missing; training goes on")
+        self.guard = Guard("memory snapshot", consequence="the snapshot is missing; training goes on")
 
     def write_if_due(self) -> None:
         """Takes a snapshot and starts to write it if memory has run out since the last one, unless that is still being written."""
@@ -426,7 +429,7 @@ class OomSnapshots:
             self._writer.join(timeout_s)
 
     def _write(self, path: Path, snapshot: object) -> None:
-        with self._guard:
+        with self.guard:
             self._folder.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
                 pickle.dump(snapshot, file)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 from otel_train.agent.captures import RankCaptures
-from otel_train.agent.client import AgentClient
+from otel_train.agent.client import AgentClient, State
 from otel_train.agent.lazy_components import LazyComponents
-from otel_train.agent.messages import CAPTURES_OFF
+from otel_train.agent.messages import CAPTURES_OFF, MessageChannel
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
 
@@ -80,3 +84,51 @@ def test_the_end_does_not_wait_without_limit_for_a_service_thread_that_hangs(
 
     assert captures.capturing.end.called
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["captures"]
+
+
+@pytest.fixture
+def service() -> Iterator[Any]:
+    """The service thread of a rank whose agent ends the connection, and still takes messages."""
+    ends = socket.socketpair()
+    ends[1].shutdown(socket.SHUT_WR)
+    made: Any = object.__new__(AgentClient)
+    made._thread, made._reporting, made._state = threading.current_thread(), threading.Lock(), State.RUNNING
+    made.info = SimpleNamespace(pid=os.getpid())
+    made.connection = SimpleNamespace(
+        channel=MessageChannel(ends[0]), wait_while_working=lambda wait, seconds: wait(seconds)
+    )
+    yield made
+    for end in ends:
+        end.close()
+
+
+def test_the_end_of_an_agent_is_no_fault_of_a_capture_that_awaits_its_answer(
+    client: Any, service: Any
+) -> None:
+    """Captures of a run whose agent was replaced three times were off."""
+    client.turn = service.turn
+    captures = RankCaptures(client, Config(), Anchor.now())
+    answers = []
+    captures.capturing = MagicMock(**{"poll.side_effect": lambda: answers.append(service.ask("number", 1))})
+    captures.poll(asked=False)
+
+    assert answers == [None]
+    assert client.components.guards["captures"].faults == 0
+
+
+def test_the_end_of_an_agent_releases_the_thread_that_holds_the_turn(service: Any) -> None:
+    """It waits for an answer that only the service thread receives, and that thread waits for its turn."""
+    has_turn = threading.Event()
+
+    def hold() -> None:
+        with service.turn():
+            has_turn.set()
+            service.ask("account", timeout_s=60.0)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    has_turn.wait()
+    with service.turn(30.0) as is_free:
+        holder.join()
+
+    assert is_free

@@ -12,6 +12,7 @@ from array import array
 from contextlib import suppress
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -67,6 +68,16 @@ def test_a_tracker_package_that_fails_is_logged_once_counted_and_no_longer_tried
     assert tries == 3
     assert [record.exc_info is not None for record in caplog.records] == [True, False]
     assert ReportBuilder(recording, components, CacheSizes())._faults()["trackers"] == 3
+
+
+def test_a_memory_snapshot_that_fails_is_a_counted_fault_of_the_captures() -> None:
+    """It was only logged, where a dashboard does not show it."""
+    client: Any = SimpleNamespace(recording=SimpleNamespace(recorder=None))
+    components = LazyComponents(client, Config(), Anchor(0, 0))
+    recording: Any = SimpleNamespace(hooks=None, timers=SimpleNamespace(faults=0))
+    components.captures.capturing = MagicMock(**{"snapshots.guard.faults": 1})
+
+    assert ReportBuilder(recording, components, CacheSizes())._faults()["captures"] == 1
 
 
 def test_an_answer_that_the_other_end_does_not_take_is_dropped() -> None:

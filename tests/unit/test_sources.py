@@ -360,11 +360,14 @@ def test_what_is_wrong_leaves_the_rest_of_its_file_and_the_places_below_in_force
     ]
 
 
-def test_a_token_that_is_wrong_is_not_shown(tmp_path: Path) -> None:
-    """The message lands in a log, and in summary.json."""
-    [one] = resolve(environ={"OTEL_TRAIN_PROFILER_TOKEN": "s3c\nret"}, folder=tmp_path).origins.ignored
+@pytest.mark.parametrize("token", ["s3c\nret", "s3c ret", "s3cr\xe9t", "s3c\udcffret"])
+def test_a_token_that_no_http_header_carries_is_ignored_and_not_shown(token: str, tmp_path: Path) -> None:
+    """Each ``POST /capture`` would be refused, or fail. The message lands in a log, and in summary.json."""
+    [one] = resolve(environ={"OTEL_TRAIN_PROFILER_TOKEN": token}, folder=tmp_path).origins.ignored
 
-    assert one.problem.startswith("OTEL_TRAIN_PROFILER_TOKEN=(not shown): expected no control characters")
+    assert one.problem.startswith(
+        "OTEL_TRAIN_PROFILER_TOKEN=(not shown): expected printable ASCII characters"
+    )
     assert one.used == ""
 
 
