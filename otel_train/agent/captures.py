@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -254,6 +254,6 @@ class _RemoteAccount:
         self.request = None
         self._client.tell("request_done")
 
-    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        refusal: str | None = self._client.ask("pass_on", rank, request)
+    def pass_on(self, ranks: Sequence[int], request: dict[str, Any]) -> str:
+        refusal: str | None = self._client.ask("pass_on", ranks, request)
         return "the agent did not answer; ask again" if refusal is None else refusal

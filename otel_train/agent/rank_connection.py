@@ -278,8 +278,8 @@ class RankConnection:
     def _do_request_done(self) -> None:
         self._captures.request_done()
 
-    def _do_pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        return self._captures.folder.pass_on(rank, request)
+    def _do_pass_on(self, ranks: list[int], request: dict[str, Any]) -> str:
+        return self._captures.folder.pass_on(ranks, request)
 
     def _do_providers(self) -> None:
         with self.loop.lock:

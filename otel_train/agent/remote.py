@@ -20,7 +20,7 @@ from otel_train.agent.messages import CAPTURES_OFF, MessageChannel, RankState, R
 from otel_train.config.validation import variable_of
 from otel_train.datamodel import Compile, DeviceTimes, ExportBatch, Outcomes, Pace
 from otel_train.files import parse_json, read_bytes, replace_text
-from otel_train.profiler.requests import KEY_FILE, REQUEST_FILE, leave_request
+from otel_train.profiler.requests import KEY_FILE, REQUEST_FILE, leave_request, take_back
 from otel_train.recording.events import LoopState, SourceKind, StepRule
 from otel_train.safety import Guard
 
@@ -391,14 +391,21 @@ class RequestFolder:
         if self._folder is not None:
             (self._folder / REQUEST_FILE).unlink(missing_ok=True)
 
-    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        """Writes a request to the folder of another rank of this run; returns why that is not possible, else ""."""
+    def pass_on(self, ranks: Iterable[int], request: dict[str, Any]) -> str:
+        """Writes a request to the folders of other ranks of this run, to all or none; returns why that is not possible, else ""."""
         if self._folder is None:
             return "without a run directory only the rank that is asked can be captured"
-        folder = self._folder.parent / f"rank{rank}"
-        if not folder.is_dir():
-            return f"rank {rank} has no folder in {folder.parent}"
-        leave_request(folder, request)
+        folders = {rank: self._folder.parent / f"rank{rank}" for rank in ranks}
+        for rank, folder in folders.items():
+            if not folder.is_dir():
+                return f"rank {rank} has no folder in {folder.parent}"
+        try:
+            for folder in folders.values():
+                leave_request(folder, request)
+        except OSError as error:
+            for each in folders.values():
+                take_back(each, request)
+            return f"{folder}: the request cannot be written: {error}"
         return ""
 
 

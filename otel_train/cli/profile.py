@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from otel_train.artifacts.writer import OPS, write
 from otel_train.cli import arguments, complain, print_json
@@ -21,11 +22,11 @@ from otel_train.config.validation import variable_of
 from otel_train.datamodel import CAPTURES_FOLDER, FLIGHT_FILE, RUN_FILE
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
-from otel_train.files import JsonFileCache, absolute, names_in, read_json
-from otel_train.profiler.requests import MOST_REASON, MOST_STEPS, activities, leave_request, take_back
+from otel_train.files import JsonFileCache, absolute, mark_of, names_in, read_json
+from otel_train.profiler.requests import MOST_STEPS, REQUEST_FILE, activities, leave_request, take_back
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
-from otel_train.rundata.files import current_document, has_postmortem, summary_of, text
+from otel_train.rundata.files import current_document, has_postmortem, summary_of
 from otel_train.rundata.live_view import state_of
 from otel_train.safety import printable, signal_name
 
@@ -102,16 +103,14 @@ def run(args: argparse.Namespace) -> int:
     _refuse_ended(folders, documents)
     request = {
         "steps": args.steps, "warmup": args.warmup, "activities": list(activities(args.activities)),
-        **_options(args), "pinned": args.pin, "reason": args.reason,
+        **_options(args), "pinned": args.pin, "reason": args.reason, "request_id": uuid4().hex,
     }  # fmt: skip
     if len(folders) > 1:
         request["ranks"] = list(folders)
     captures = first.parent / CAPTURES_FOLDER
     before = {rank: _records(captures, rank) for rank in folders}
-    try:
-        leave_request(first, request)
-    except OSError as error:
-        raise RunDirectoryError(f"{first}: the request cannot be written: {error}") from error
+    deadline = time.monotonic() + args.timeout
+    _leave(first, request, deadline, documents)
     if not args.json:
         same = ", the same ones on each" if len(folders) > 1 else ""
         message = f"requested {args.steps} steps of rank {', '.join(map(str, folders))}{same}; waiting"
@@ -120,8 +119,8 @@ def run(args: argparse.Namespace) -> int:
         found = _wait(
             captures,
             before,
-            time.monotonic() + args.timeout,
-            reason=args.reason,
+            deadline,
+            request_id=request["request_id"],
             has_ended=lambda rank: bool(_ended(folders[rank], documents)),
         )
     finally:
@@ -177,6 +176,18 @@ def _ended(folder: Path, documents: JsonFileCache) -> str:
     return "is gone; its end was not recorded" if state.word == "gone" else f"has ended ({state.word})"
 
 
+def _leave(folder: Path, request: dict[str, Any], deadline: float, documents: JsonFileCache) -> None:
+    """Writes the request once the rank has read an earlier one, which would be replaced."""
+    while mark_of(folder / REQUEST_FILE) is not None:
+        if time.monotonic() > deadline or _ended(folder, documents):
+            return
+        time.sleep(_POLL_S)
+    try:
+        leave_request(folder, request)
+    except OSError as error:
+        raise RunDirectoryError(f"{folder}: the request cannot be written: {error}") from error
+
+
 def _records(captures: Path, rank: int) -> set[Path]:
     return {captures / name for name in names_in(captures) if name.endswith(f"-rank{rank}{METADATA_SUFFIX}")}
 
@@ -186,7 +197,7 @@ def _wait(
     before: Mapping[int, set[Path]],
     deadline: float,
     *,
-    reason: str,
+    request_id: str,
     has_ended: Callable[[int], bool],
 ) -> dict[int, dict[str, Any]]:
     """Returns the metadata of each rank's requested capture, with its finding if the analysis ends within ``FINDING_S``.
@@ -199,7 +210,7 @@ def _wait(
             for path in _records(captures, rank) - before[rank]:
                 with suppress(RunDirectoryError):
                     record = current_document(read_json(path))
-                    if _is_requested(record, reason):
+                    if record.get("request_id") == request_id:  # others may be requested meanwhile
                         found[rank] = record
         if len(found) == len(before):
             if all(record["finding"] or not record["file"] for record in found.values()):
@@ -209,12 +220,6 @@ def _wait(
             deadline = min(deadline, time.monotonic() + FINDING_S)
         time.sleep(_POLL_S)
     return found
-
-
-def _is_requested(record: Mapping[str, Any], reason: str) -> bool:
-    """Returns whether a capture was requested with ``reason``: schedule, slow steps and alerts request others meanwhile."""
-    kept = reason[:MOST_REASON]  # the controller adds to it if not all steps fit
-    return record.get("trigger") == "on_demand" and text(record.get("reason")).startswith(kept)
 
 
 def _say(

@@ -258,7 +258,8 @@ class CaptureController:
         request, unix_ns = recorded.request, self._training.unix_ns
         begun_ns = recorded.begun_ns or recorded.ended_ns
         return {
-            "file": "", "bytes": 0, "trigger": request.trigger, "reason": request.reason, "alert": request.alert,
+            "file": "", "bytes": 0, "trigger": request.trigger, "reason": request.reason,
+            "request_id": request.request_id, "alert": request.alert,
             "rank": self._place.rank, "epoch": epoch, "steps": list(steps) if recorded.steps else [],
             "steps_asked": request.steps, "steps_recorded": recorded.steps,
             "begun_unix_ns": unix_ns(begun_ns), "ended_unix_ns": unix_ns(recorded.ended_ns),

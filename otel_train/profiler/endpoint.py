@@ -8,7 +8,7 @@ import pickle
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.config.settings import PROFILER_OPTIONS, ProfilerEvery
@@ -70,8 +70,8 @@ class Requests(Protocol):
     def done(self) -> None:
         """Removes the waiting request."""
 
-    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        """Leaves a request for another rank of this run; returns the reason if that is not possible."""
+    def pass_on(self, ranks: Sequence[int], request: dict[str, Any]) -> str:
+        """Leaves a request for other ranks of this run, all or none; returns the reason if that is not possible."""
 
 
 class CaptureEndpoint:
@@ -136,12 +136,12 @@ class CaptureEndpoint:
             request = request._replace(at_step=loop.step + request.warmup + ahead)
         passed_on = {
             "steps": request.steps, "warmup": request.warmup, "at_step": request.at_step, "reason": request.reason,
-            "pinned": request.pinned, **request.options._asdict(),
+            "request_id": request.request_id, "pinned": request.pinned, **request.options._asdict(),
         }  # fmt: skip
         own = ranks is None or rank in ranks
         problem = self.controller.refusal(request) if own else ""  # before other ranks are asked
-        for other in others:
-            problem = problem or self._requests.pass_on(other, passed_on)
+        if others:
+            problem = problem or self._requests.pass_on(others, passed_on)
         if own:
             problem = problem or self.controller.ask(request)
         if problem:

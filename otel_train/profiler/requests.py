@@ -55,6 +55,7 @@ class CaptureRequest(NamedTuple):
     at_step: int = NEXT  # number of the first recorded step
     options: Options = Options()
     reason: str = ""  # for readers of the metadata
+    request_id: str = ""  # copied to the metadata, in which the client looks for it
     pinned: bool = False  # it is never removed by retention
     at_once: bool = False  # the training thread requests it between two steps; the next step is the first
     epoch: int = 0  # number of the epoch to capture; 0 for any
@@ -98,10 +99,12 @@ KEY_FILE = "capture-token"
 
 MOST_STEPS = 10_000  # to record, to warm up, and to skip
 MOST_REASON = 200
-"""Most characters of the reason of a request; the rest is cut off."""
+"""Most characters of the reason of a request, and of its id; the rest is cut off."""
 
 _SWITCHES = Options._fields[1:]
-_KNOWN = ("steps", "warmup", "wait", "at_step", "ranks", "activities", "reason", "pinned", *_SWITCHES)
+_KNOWN = (
+    "steps", "warmup", "wait", "at_step", "ranks", "activities", "reason", "request_id", "pinned", *_SWITCHES,
+)  # fmt: skip
 
 
 def read(document: object, defaults: CaptureRequest) -> tuple[CaptureRequest, tuple[int, ...] | None]:
@@ -128,6 +131,7 @@ def read(document: object, defaults: CaptureRequest) -> tuple[CaptureRequest, tu
         at_step=_whole(document, "at_step", NEXT, least=NEXT, most=1 << 53),
         options=Options(options.activities, *switches),
         reason=str(document.get("reason", ""))[:MOST_REASON],
+        request_id=str(document.get("request_id", ""))[:MOST_REASON],
         pinned=truth("pinned={}", document.get("pinned", False)),
     )
     return request, _ranks(document.get("ranks"))
@@ -172,7 +176,7 @@ def leave_request(folder: Path, request: dict[str, Any]) -> None:
 def take_back(folder: Path, request: dict[str, Any]) -> None:
     """Removes a request file that was not read: else the next start of the run would read it."""
     with suppress(RunDirectoryError, OSError):
-        if read_json(folder / REQUEST_FILE) == request:
+        if read_json(folder / REQUEST_FILE) == json.loads(json.dumps(request)):  # without tuples
             (folder / REQUEST_FILE).unlink()
 
 

@@ -611,6 +611,30 @@ def test_a_rank_that_is_not_there_is_said(run: Run) -> None:
     assert "rank 7" in answer["error"]
 
 
+@pytest.mark.parametrize("broken", ["no folder", "not writable"])
+def test_a_request_that_one_rank_cannot_get_is_left_for_none(run: Run, broken: str) -> None:
+    """Those that had it recorded a capture, although the answer was that there is none."""
+    (run.folder / "rank3").mkdir()
+    if broken == "not writable":
+        (run.folder / "rank7" / "capture-request.json" / "a folder").mkdir(parents=True)
+    status, answer = post(run, {"steps": 1, "ranks": [0, 3, 7]})
+
+    assert status == 409
+    assert "rank7" in answer["error"].replace("rank 7", "rank7")
+    assert not (run.folder / "rank3" / "capture-request.json").exists()
+    assert not run.controller.wanted
+
+
+def test_the_metadata_of_all_ranks_have_the_id_of_the_request(run: Run) -> None:
+    """Two commands at a time, each with the same reason, took the other's capture for their own."""
+    (run.folder / "rank3").mkdir()
+    leave_request(run.folder / "rank0", {"steps": 1, "ranks": [0, 3], "request_id": "a1"})
+    run.finish()
+
+    assert run.records()[0]["request_id"] == "a1"
+    assert json.loads((run.folder / "rank3" / "capture-request.json").read_text())["request_id"] == "a1"
+
+
 def test_each_cause_has_a_cooldown_of_its_own(run: Run) -> None:
     """Another alert, or a requested capture, is no reason to leave this one without a trace."""
     run.captured()

@@ -1002,26 +1002,41 @@ def test_a_capture_is_not_waited_for_after_the_end_of_the_run(
     assert "rank 0: no capture: it has ended (finished)" in out
 
 
-def test_a_capture_of_the_schedule_is_no_answer_to_a_request(run_of_two: Path, cli: Cli) -> None:
+def test_a_request_that_the_rank_has_not_read_is_not_replaced(run_of_two: Path, cli: Cli) -> None:
+    """The command that left it would wait in vain."""
+    rank = run_of_two / "rank0"
+    (rank / "flight.bin").write_bytes(b"")
+    (rank / "summary.json").write_text(json.dumps(rank_summary(0, state="running")))
+    earlier = {"steps": 9, "request_id": "of another command"}
+    replace_json(rank / "capture-request.json", earlier)
+    code, out, _ = cli("profile", run_of_two, "--timeout=0.1")
+
+    assert code == 2
+    assert "no capture after 0.1 s" in out
+    assert json.loads((rank / "capture-request.json").read_text()) == earlier
+
+
+def test_the_capture_of_another_request_is_no_answer(run_of_two: Path, cli: Cli) -> None:
     """It was printed as the requested one, and the request, which waited for it, was taken back."""
     rank = run_of_two / "rank0"
     (rank / "flight.bin").write_bytes(b"")
     (rank / "summary.json").write_text(json.dumps(rank_summary(0, state="running")))
     (run_of_two / "captures").mkdir(exist_ok=True)
     taken = {"bytes": 1, "rank": 0, "problem": "", "warnings": [], "finding": {"summary": "c"}}
-    reasons = {"schedule": "every 10 steps", "on_demand": "otel-train profile (3 of 5 steps fit)"}
     still_asked = []
 
     def take_both() -> None:
         until((rank / "capture-request.json").exists)
-        for first, (trigger, reason) in enumerate(reasons.items()):
+        request = json.loads((rank / "capture-request.json").read_text())
+        others = {"trigger": "schedule", "request_id": ""}, {**request, "request_id": "of another command"}
+        for first, asked in enumerate((*others, request)):
             name = f"epoch_1-step_{first}-rank0"
             record = {
                 **taken,
                 "file": f"{name}.json.gz",
+                "trigger": "on_demand",
+                **asked,
                 "steps": [first, 5],
-                "trigger": trigger,
-                "reason": reason,
             }
             replace_json(run_of_two / f"captures/{name}.record.json", record)
             time.sleep(2 * profile._POLL_S)
@@ -1032,8 +1047,8 @@ def test_a_capture_of_the_schedule_is_no_answer_to_a_request(run_of_two: Path, c
     out = cli("profile", run_of_two, "--timeout=20").printed
     taking.join()
 
-    assert still_asked == [True, False]
-    assert out.startswith("rank 0: steps 1-5: ")
+    assert still_asked == [True, True, False]
+    assert out.startswith("rank 0: steps 2-5: ")
 
 
 READERS = (
