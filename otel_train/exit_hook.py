@@ -57,7 +57,7 @@ class ExitHook:
     def __init__(
         self,
         close: Callable[[str], None],
-        ring: Callable[[], Any] = lambda: None,  # Any: ``RingReader``, of a package above
+        ring: Callable[[], Any],  # Any: ``RingReader``, of a package above
         signal_word: memoryview | None = None,
         extension: Any = None,  # Any: a module written in C
     ) -> None:

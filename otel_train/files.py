@@ -88,6 +88,9 @@ _FOLDER: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _LAYOUT: Final = re.compile(r"rank\d+|training-\d+|captures|artifacts|spool|rejected|tensorboard|launches")
 """Folders of a run directory."""
 
+OF_A_RANK: Final = re.compile(r"[-_.]?rank_?(\d+)")
+"""The rank in the name of a trace."""
+
 
 class Mark(NamedTuple):
     """Identifies a version of a file."""

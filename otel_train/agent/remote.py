@@ -51,7 +51,7 @@ _WORK = {
 ANSWER_S = 2.0
 """Longest wait for the training process to answer a request for a capture."""
 
-_LOOK_EVERY_S = 1.0
+_REQUEST_EVERY_S = 1.0
 """Interval at which the folder of a rank is checked for a request, by the thread that writes to the disk."""
 
 _NO_ANSWER = f"the training process did not answer in {ANSWER_S:g} s; ask again"
@@ -311,7 +311,7 @@ class RemoteCaptures:
         """Sends the rank a new request and, if it needs that, a change in the state of its loop. ``account`` reads the rings."""
         if self._remote.state.needs_step_numbers:
             account()
-        if (now_s := time.monotonic()) - self._looked_s >= _LOOK_EVERY_S:
+        if (now_s := time.monotonic()) - self._looked_s >= _REQUEST_EVERY_S:
             self._looked_s = now_s
             self._disk.refresh(self._guard, self._look_for_request)
         request = self._request

@@ -76,7 +76,7 @@ class SharedRing(RingReader):
 
     @property
     def spent_ns(self) -> int:
-        """Overhead of recording in nanoseconds; see ``Ring.spent_ns``."""
+        """Overhead of recording on the thread in nanoseconds, estimated from one event in ``SAMPLED``."""
         return self._progress[1] * SAMPLED
 
     @property

@@ -367,7 +367,7 @@ class ExportLoop:
             self.cpu_s = time.thread_time()
 
 
-_LOOK_EVERY_S = 2.0
+_EXITS_EVERY_S = 2.0
 """Interval at which exits of DataLoader workers are counted."""
 
 _log = logging.getLogger("otel_train")
@@ -467,7 +467,9 @@ class AgentService:
         ]
         loop.tasks += [
             PeriodicTask(
-                lambda: self.watch.add_exits(drained(recording.exits)), Guard("loader workers"), _LOOK_EVERY_S
+                lambda: self.watch.add_exits(drained(recording.exits)),
+                Guard("loader workers"),
+                _EXITS_EVERY_S,
             ),
             PeriodicTask(self._value_reader.emit_events, values_guard, 0.0),
             PeriodicTask(self._read_cpu_wait, summary_guard, 0.5),

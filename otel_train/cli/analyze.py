@@ -7,7 +7,7 @@ import shlex
 import sys
 
 from otel_train.cli import print_json
-from otel_train.cli.arguments import add_run_dir, at_least, chosen_traces, read_all
+from otel_train.cli.arguments import add_run_dir, at_least, chosen_traces, read_trace
 from otel_train.console.text import TextLayout
 from otel_train.console.trace_summary import render_trace_summary
 from otel_train.files import problem_of
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Analyzes the traces and prints the result."""
-    traces = read_all(chosen_traces(args.trace, args.run_dir))
+    traces = [read_trace(path) for path in chosen_traces(args.trace, args.run_dir)]
     documents = summarize_ranks(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):
         if not problem_of(metadata_path(trace.path)):  # the metadata can be read, so that it may be replaced

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO, TypeVar
@@ -23,7 +22,7 @@ from otel_train.datamodel import FLIGHT_FILE, RUN_FILE
 from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.exporters.run_directory import earlier_trainings, find_run
 from otel_train.files import mark_of, problem_of, rank_folders, read_json
-from otel_train.profiler.storage import OF_A_RANK, captures_of, taken_together
+from otel_train.profiler.storage import captures_of, taken_together
 from otel_train.safety import printable
 from otel_train.trace_analysis.events import Trace, read
 
@@ -81,18 +80,9 @@ def chosen_traces(targets: Sequence[str], run_dir: str) -> list[Path]:
     )
 
 
-def read_all(paths: Sequence[Path]) -> list[Trace]:
-    """Reads the traces, with a progress line on a terminal."""
-    return [_with_rank(read(path, progress=progress(path, sys.stderr))) for path in paths]
-
-
-def _with_rank(trace: Trace) -> Trace:
-    """Sets the rank of a trace from its file name if the trace does not contain it."""
-    match = OF_A_RANK.search(trace.path.name)
-    if trace.rank is not None or match is None:
-        return trace
-    missing = tuple(sentence for sentence in trace.missing if "its rank" not in sentence)
-    return replace(trace, rank=int(match[1]), missing=missing)
+def read_trace(path: Path) -> Trace:
+    """Reads a trace, with a progress line on a terminal."""
+    return read(path, progress=progress(path, sys.stderr))
 
 
 def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:

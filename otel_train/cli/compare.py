@@ -15,7 +15,7 @@ from otel_train.cli.arguments import (
     names_a_file,
     one_rank,
     print_earlier_trainings,
-    read_all,
+    read_trace,
 )
 from otel_train.compare import Side, compare, is_slower, side_of_run, side_of_trace
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, hang, pad, percent, right
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _side(target: str, args: argparse.Namespace) -> Side:
     if names_a_file(target):
-        [trace] = read_all([Path(target)])
+        trace = read_trace(Path(target))
         return side_of_trace(summarize(trace, most=50), name=target)
     _, folder = one_rank(target, args)
     print_earlier_trainings(folder.parent)

@@ -5,29 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.cli import arguments, complain, print_json
 from otel_train.datamodel import SUMMARY_FILE
-from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.files import problem_of, replace_named
+from otel_train.errors import RunDirectoryError
+from otel_train.files import replace_named
 from otel_train.profiler.storage import captures_of, taken_together
 from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.metrics_history import series_of
-from otel_train.rundata.run import read_summary
+from otel_train.rundata.run import openable, read_summary, trace_of
 from otel_train.safety import printable
 from otel_train.ui.captures import analysis_of
 from otel_train.ui.pages import report_page
-
-if TYPE_CHECKING:
-    from otel_train.trace_analysis.events import Trace
 
 
 def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankView, dict[str, Any]]:
     """Returns the view of one rank for the HTML report, and the document of ``--json``, with the newest capture of the run."""
     ranks = _summaries(folders)
-    taken = _readable(captures_of(run))
-    traces = [trace for path in (taken_together(taken, taken[-1]) if taken else []) for trace in _read(path)]
+    taken = openable(captures_of(run), complain)
+    newest = taken_together(taken, taken[-1]) if taken else []
+    traces = filter(None, [trace_of(path, arguments.read_trace, complain) for path in newest])
     view = RankReader().view(run, rank)
     return view, {
         "summary": view.summary,
@@ -53,24 +51,6 @@ def _summaries(folders: Mapping[int, Path]) -> list[Mapping[str, Any]]:
 
 def _summary(folder: Path) -> Mapping[str, Any]:
     return read_summary(folder / SUMMARY_FILE)
-
-
-def _read(capture: Path) -> list[Trace]:
-    """Returns the trace in a list; an empty list, with a message on standard error, if it cannot be read."""
-    try:
-        return arguments.read_all([capture])
-    except TraceError as error:
-        complain(f"The capture {capture.name} is passed over: {error}")
-        return []
-
-
-def _readable(captures: list[Path]) -> list[Path]:
-    """Returns the captures that can be opened; reports the others on standard error."""
-    problems = {path: problem_of(path) for path in captures}
-    for path, problem in problems.items():
-        if problem:
-            complain(f"The capture {path.name} is passed over: {problem}.")
-    return [path for path in captures if not problems[path]]
 
 
 def page_of_run(run: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TextIO
 
 from otel_train.safety import PRINT_S, takes_text
@@ -13,12 +13,12 @@ from otel_train.safety import PRINT_S, takes_text
 COLUMNS_UNKNOWN = 100
 
 
-def terminal_of(stream: TextIO, environ: Mapping[str, str] | None = None) -> tuple[int, bool, bool]:
+def terminal_of(stream: TextIO) -> tuple[int, bool, bool]:
     """Returns the fields of a ``text.TextLayout`` for a stream: its columns, whether it shows colours, and non-ASCII characters.
 
     ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` are honoured.
     """
-    environ = os.environ if environ is None else environ
+    environ = os.environ
     try:
         terminal = stream.isatty()
     except (AttributeError, OSError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import TextIO
 
@@ -145,9 +145,9 @@ class TextLayout(FastNamedTuple):
     unicode: bool = True  # whether characters outside ASCII may be used
 
     @classmethod
-    def of(cls, stream: TextIO, environ: Mapping[str, str] | None = None) -> TextLayout:
+    def of(cls, stream: TextIO) -> TextLayout:
         """Returns the layout for a stream."""
-        return cls(*terminal_of(stream, environ))
+        return cls(*terminal_of(stream))
 
     @property
     def columns(self) -> int:

@@ -23,6 +23,7 @@ from otel_train.config.settings import MOST_TOP
 from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.errors import RunDirectoryError
 from otel_train.files import (
+    OF_A_RANK,
     changed_ns,
     make_gitignored_folder,
     names_in,
@@ -76,9 +77,6 @@ def note_analysis(trace: Path, document: Mapping[str, Any]) -> None:
     with suppress(OSError):  # a read-only directory: the finding is printed anyway
         stages = document["breakdown"]["stages"]
         write_metadata(path, {**record, "finding": leading, "stages": stages, **tops})
-
-
-OF_A_RANK = re.compile(r"[-_.]?rank_?(\d+)")  # in the name of a trace
 
 
 def is_trace(name: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.datamodel import CAPTURES_FOLDER, FLIGHT_FILE, RUN_FILE, SUMMARY_FILE, SUMMARY_SCHEMA
+from otel_train.errors import shown
 from otel_train.files import JsonFileCache, Mark, is_folder, mark_of, names_in, rank_folders
 
 if TYPE_CHECKING:
@@ -68,12 +69,16 @@ def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> d
 def known_summary(document: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
     """Returns a summary with the keys of this version; empty, with a warning, if its version is unknown."""
     summary = current_document(document)
-    if summary and summary.get("schema") != SUMMARY_SCHEMA:
-        warnings.append(
-            f"{SUMMARY_FILE} has schema {text(summary.get('schema'))!r}, which is not known here: it is passed over."
-        )
+    if summary and (problem := version_problem(summary)):
+        warnings.append(f"{SUMMARY_FILE}: {problem}. It is passed over.")
         return {}
     return summary
+
+
+def version_problem(summary: Mapping[str, Any]) -> str:
+    """Returns how the version of a summary differs from the known one; "" if it does not."""
+    schema = summary.get("schema")
+    return "" if schema == SUMMARY_SCHEMA else f"schema is {shown(schema)}, expected {SUMMARY_SCHEMA!r}"
 
 
 def has_ended(summary: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ import psutil
 from otel_train.config.deprecated import present
 from otel_train.config.settings import Config
 from otel_train.errors import ConfigError
+from otel_train.exit_hook import ENDS
 from otel_train.resource import namespace_of, process_mark
 from otel_train.rundata.files import mapping, number, whole
 
@@ -23,11 +24,11 @@ QUIET_S = 15.0
 _MISSED_POLLS = 10
 """Least number of missed polls after which it is out of date, where ``poll_interval_s`` of the setting ``tuning`` is long."""
 
-_ENDED = ("finished", "failed", "interrupted", "terminated", "killed")
-_SAYS = {
-    "finished": "ok", "failed": "critical", "killed": "critical", "interrupted": "warning", "terminated": "warning",
-    "running": "live", "stalled": "critical", "silent": "warning", "gone": "critical", "unknown": "info"
+_SEVERITIES = {
+    "killed": "critical", "failed": "critical", "gone": "critical", "stalled": "critical", "silent": "warning",
+    "running": "live", "terminated": "warning", "interrupted": "warning", "finished": "ok", "unknown": "info",
 }  # fmt: skip
+"""Severity by state, the worst state first."""
 
 
 class Liveness(NamedTuple):
@@ -35,13 +36,16 @@ class Liveness(NamedTuple):
 
     Attributes:
         word: finished, failed, interrupted, terminated, killed; running, stalled, silent, gone or unknown.
-        severity: ok, live, info, warning or critical.
         quiet_s: without a recorded end, seconds since the last heartbeat or summary; if stalled, since the last progress.
     """
 
     word: str
-    severity: str
     quiet_s: float | None = None
+
+    @property
+    def severity(self) -> str:
+        """Severity of the state: ok, live, info, warning or critical."""
+        return _SEVERITIES[self.word]
 
     @property
     def running(self) -> bool:
@@ -54,14 +58,9 @@ class Liveness(NamedTuple):
         return self.running or self.word in {"silent", "unknown"}
 
 
-_WORST_FIRST = (
-    "killed", "failed", "gone", "stalled", "silent", "running", "terminated", "interrupted", "finished", "unknown"
-)  # fmt: skip
-
-
 def state_of_run(states: Iterable[Liveness]) -> Liveness:
     """Returns the state of a run: the worst state of its ranks; ``unknown`` only if all ranks are."""
-    return min(states, key=lambda state: _WORST_FIRST.index(state.word))
+    return min(states, key=lambda state: [*_SEVERITIES].index(state.word))
 
 
 def liveness(
@@ -82,8 +81,8 @@ def liveness(
         now_s: Unix time.
     """
     state = summary.get("state")
-    if state in _ENDED and not _began_again(summary, heartbeat):
-        return Liveness(str(state), _SAYS[str(state)])
+    if state in (*ENDS, "killed") and not _began_again(summary, heartbeat):
+        return Liveness(str(state))
     poll_s, summary_s = _intervals(about.get("settings"))
     if heartbeat is not None:
         quiet_s, patience_s = now_s - heartbeat.unix_s, max(QUIET_S, _MISSED_POLLS * poll_s)
@@ -91,19 +90,17 @@ def liveness(
         quiet_s, patience_s = now_s - written_s, 3 * summary_s
     else:  # the agent has written nothing yet, or could not start
         pid, known = about.get("pid"), {"host": about.get("host")}
-        word = "gone" if isinstance(pid, int) and is_alive(pid, known) is False else "unknown"
-        return Liveness(word, _SAYS[word])
+        return Liveness("gone" if isinstance(pid, int) and is_alive(pid, known) is False else "unknown")
     # After the clock was set back, an old heartbeat is in the future: then the process must exist, too.
     is_recent = quiet_s <= patience_s and not (quiet_s < -patience_s and _is_gone(summary, about, heartbeat))
     if is_recent:
         stalled_s, until_s = number(mapping(summary.get("stall")).get("seconds")), written_until(summary)
         if stalled_s is not None and until_s is not None:
-            return Liveness("stalled", _SAYS["stalled"], stalled_s + max(0.0, now_s - until_s))
-        return Liveness("running", "live", max(0.0, quiet_s))
+            return Liveness("stalled", stalled_s + max(0.0, now_s - until_s))
+        return Liveness("running", max(0.0, quiet_s))
     if not summary and written_s is not None:  # the summary cannot be read, and may have an end state
-        return Liveness("unknown", _SAYS["unknown"], quiet_s)
-    word = "gone" if _is_gone(summary, about, heartbeat) else "silent"
-    return Liveness(word, _SAYS[word], max(0.0, quiet_s))
+        return Liveness("unknown", quiet_s)
+    return Liveness("gone" if _is_gone(summary, about, heartbeat) else "silent", max(0.0, quiet_s))
 
 
 def _is_gone(summary: Mapping[str, Any], about: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:

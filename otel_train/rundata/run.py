@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from otel_train.datamodel import (
-    CAPTURES_FOLDER,
-    FLIGHT_FILE,
-    METRICS_FILE,
-    RUN_FILE,
-    SUMMARY_FILE,
-    SUMMARY_SCHEMA,
-)
-from otel_train.errors import RunDirectoryError, TraceError, shown
+from otel_train.datamodel import CAPTURES_FOLDER, FLIGHT_FILE, METRICS_FILE, RUN_FILE, SUMMARY_FILE
+from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import (
+    OF_A_RANK,
     JsonFileCache,
     is_folder,
     last_metrics,
@@ -26,9 +20,9 @@ from otel_train.files import (
     read_json,
     read_word,
 )
-from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of
+from otel_train.profiler.storage import METADATA_SUFFIX, captures_of
 from otel_train.recording.flight_recorder import Flight, read_flight
-from otel_train.rundata.files import current_document, has_ended, summary_of, whole
+from otel_train.rundata.files import current_document, has_ended, summary_of, version_problem, whole
 from otel_train.rundata.flight import FlightHistory, Timeline
 from otel_train.rundata.schemas import check, checked, wrong_values
 
@@ -67,20 +61,9 @@ class RunReader:
 
     def newest_trace(self) -> tuple[Path, Trace] | None:
         """Returns the newest capture that is complete; None if there is none. Adds a warning for each newer one."""
-        from otel_train.trace_analysis.events import read
-
         for path in reversed(self.captures):
-            try:
-                trace = read(path)
-            except TraceError as error:
-                self.warnings.append(f"The capture {path.name} is passed over: {error}")
-                continue
-            torn = next((each for each in trace.missing if each.startswith("The file is cut off")), "")
-            if torn or not trace.spans.name.size:
-                why = torn or "there is no event in it."
-                self.warnings.append(f"The capture {path.name} is passed over: {why}")
-                continue
-            return path, trace
+            if trace := trace_of(path, _complete_trace, self.warnings.append):
+                return path, trace
         return None
 
 
@@ -116,7 +99,8 @@ def _read(run: Path, rank: int) -> RunReader:
         problem = " ".join(reader.warnings) or f"there is neither {SUMMARY_FILE} nor {FLIGHT_FILE}."
         raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {problem} Has training begun?")
     reader.metrics = _read_if_there(reader, folder / METRICS_FILE, read_metrics) or {}
-    reader.captures = [path for path in captures_of(run, folder) if _is_usable_capture(reader, path)]
+    captures = [path for path in captures_of(run, folder) if _is_of_rank(path, rank)]
+    reader.captures = openable(captures, reader.warnings.append)
     return reader
 
 
@@ -130,11 +114,8 @@ def read_summary(path: Path) -> Mapping[str, Any]:
         summary = current_document(read_json(path))
     except RunDirectoryError as error:
         raise RunDirectoryError(f"{path.parent}: {error}") from error
-    schema = summary.get("schema")
-    if schema != SUMMARY_SCHEMA:
-        raise RunDirectoryError(
-            f"{path}: schema is {shown(schema)}, expected {SUMMARY_SCHEMA!r}. Use the otel-train that wrote it"
-        )
+    if problem := version_problem(summary):
+        raise RunDirectoryError(f"{path}: {problem}. Use the otel-train that wrote it")
     check(summary, "summary", path, complete=False)
     return summary
 
@@ -190,11 +171,40 @@ def _read_if_there(reader: RunReader, path: Path, read: Callable[[Path], T], sai
         return None
 
 
-def _is_usable_capture(reader: RunReader, path: Path) -> bool:
-    match = OF_A_RANK.search(path.name)
-    if match is None or int(match[1]) != reader.rank:
-        return False
-    if problem := problem_of(path):
-        reader.warnings.append(f"The capture {path.name} is passed over: {problem}.")
-        return False
-    return True
+def openable(captures: Iterable[Path], warn: Callable[[str], object]) -> list[Path]:
+    """Returns the captures that can be opened; calls ``warn`` with a sentence for each other one."""
+    problems = {path: problem_of(path) for path in captures}
+    for path, problem in problems.items():
+        if problem:
+            warn(_passed_over(path, f"{problem}."))
+    return [path for path, problem in problems.items() if not problem]
+
+
+def trace_of(capture: Path, read: Callable[[Path], Trace], warn: Callable[[str], object]) -> Trace | None:
+    """Returns the trace in a capture; None, after ``warn`` was called with a sentence, if ``read`` raises TraceError."""
+    try:
+        return read(capture)
+    except TraceError as error:
+        warn(_passed_over(capture, error))
+        return None
+
+
+def _complete_trace(path: Path) -> Trace:
+    """Returns a trace; raises TraceError if it is cut off or empty."""
+    from otel_train.trace_analysis.events import read
+
+    trace = read(path)
+    if trace.broken or not trace.spans.name.size:
+        raise TraceError(
+            f"The file is cut off: {trace.broken}." if trace.broken else "there is no event in it."
+        )
+    return trace
+
+
+def _passed_over(capture: Path, why: object) -> str:
+    return f"The capture {capture.name} is passed over: {why}"
+
+
+def _is_of_rank(capture: Path, rank: int) -> bool:
+    match = OF_A_RANK.search(capture.name)
+    return match is not None and int(match[1]) == rank

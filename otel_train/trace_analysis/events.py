@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.errors import TraceError
+from otel_train.files import OF_A_RANK
 from otel_train.trace_analysis.reader import TraceEvent, TraceFileReader, decode, json_list
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class Trace:
     """The complete events of one process as columns, and the metadata of the file."""
 
     path: Path
-    rank: int | None  # None where the trace does not say
+    rank: int | None  # from the file or, where that does not say, from its name; None where neither does
     world_size: int | None
     about: Mapping[str, Any]  # keys of the document other than ``traceEvents``
     spans: Spans  # in order of their start
@@ -249,6 +250,7 @@ class Trace:
     memory: Memory
     names: Sequence[str]  # by code
     missing: tuple[str, ...]  # what is not in the trace or could not be read, a sentence each
+    broken: str  # why events at the end are missing; "" where none are
 
     def rows(self, *kinds: EventKind) -> NDArray[np.intp]:
         """Returns the rows of events of some kinds, in order of their start."""
@@ -280,6 +282,8 @@ def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None
         raise TraceError(f"{path}: {faults['broken'] or 'nothing in it is an event'}; no event could be read")
     kind = _kinds(columns, spans)
     rank, world_size = _place(about)
+    if rank is None and (match := OF_A_RANK.search(path.name)):
+        rank = int(match[1])
     return Trace(
         path=path,
         rank=rank,
@@ -289,7 +293,8 @@ def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None
         kind=kind,
         memory=memory,
         names=list(columns.names),
-        missing=tuple(_missing(about, kind, remembers=bool(memory.at_ns.size), faults=faults)),
+        missing=tuple(_missing(about, rank, kind, remembers=bool(memory.at_ns.size), faults=faults)),
+        broken=faults["broken"],
     )
 
 
@@ -335,7 +340,12 @@ _NO_DEVICE = (
 
 
 def _missing(
-    about: Mapping[str, Any], kind: NDArray[np.int8], *, remembers: bool, faults: Mapping[str, Any]
+    about: Mapping[str, Any],
+    rank: int | None,
+    kind: NDArray[np.int8],
+    *,
+    remembers: bool,
+    faults: Mapping[str, Any],
 ) -> list[str]:
     """Returns what the trace lacks, a sentence each."""
     kinds = set(np.unique(kind).tolist())
@@ -352,7 +362,7 @@ def _missing(
         (kinds and EventKind.OP not in kinds, "No operators: was ProfilerActivity.CPU requested?"),
         (kinds and not kinds & {EventKind.KERNEL, EventKind.COPY}, _NO_DEVICE),
         (not remembers, "No memory events: use `otel-train profile --memory`, or profile_memory=True."),
-        (_place(about)[0] is None, "The file does not name its rank."),
+        (rank is None, "The file does not name its rank."),
         (version is None, "The file does not name the version of its format; it is read as version 1."),
         (version not in (None, 1), f"Its format has version {version!r}; it is read as version 1."),
     ]

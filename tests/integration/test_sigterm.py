@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.agent.process import ends_its_container
-from otel_train.recording.ring_buffer import NATIVE
+from otel_train.recording.ring_buffer import EXTENSION
 from tests.support.programs import command_of, ended_summary, environ, line
 from tests.support.warm import WarmProgram
 
@@ -70,7 +70,7 @@ beside = pytest.mark.skipif(
     ends_its_container(), reason="here the agent may end with the program, which waits for it"
 )
 in_c = pytest.mark.skipif(
-    not NATIVE, reason="without the extension in C the program ends once Python runs again"
+    EXTENSION is None, reason="without the extension in C the program ends once Python runs again"
 )
 
 

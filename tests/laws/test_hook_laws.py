@@ -121,7 +121,7 @@ def played(acts: list[str], batches: list[Any], fault: BaseException) -> tuple[l
     return passes, said
 
 
-@pytest.mark.skipif(not ring_buffer.NATIVE, reason="the hooks in C were not built")
+@pytest.mark.skipif(ring_buffer.EXTENSION is None, reason="the hooks in C were not built")
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.sampled_from(ACTS), max_size=12),

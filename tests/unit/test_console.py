@@ -440,21 +440,25 @@ class _Stream(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("terminal", "encoding", "environ", "page"),
+    ("stream", "environ", "page"),
     [
-        (True, "utf-8", {"COLUMNS": "90"}, TextLayout(90, color=True, unicode=True)),
-        (True, "utf-8", {"COLUMNS": "90", "NO_COLOR": "1"}, TextLayout(90, color=False, unicode=True)),
-        (True, "ascii", {"COLUMNS": "90", "TERM": "dumb"}, TextLayout(90, color=False, unicode=False)),
-        (False, "utf-8", {}, TextLayout(100, color=False, unicode=True)),
-        (False, "latin-1", {"FORCE_COLOR": "1"}, TextLayout(100, color=True, unicode=False)),
-        (False, "no-such-code", {}, TextLayout(100, color=False, unicode=False)),
+        (_Stream(terminal=True, encoding="utf-8"), {}, TextLayout(90, color=True, unicode=True)),
+        (_Stream(terminal=True, encoding="utf-8"), {"NO_COLOR": "1"}, TextLayout(90, color=False, unicode=True)),
+        (_Stream(terminal=True, encoding="ascii"), {"TERM": "dumb"}, TextLayout(90, color=False, unicode=False)),
+        (_Stream(terminal=False, encoding="utf-8"), {"COLUMNS": ""}, TextLayout(100, color=False, unicode=True)),
+        (_Stream(terminal=False, encoding="latin-1"), {"FORCE_COLOR": "1"}, TextLayout(90, color=True, unicode=False)),
+        (_Stream(terminal=False, encoding="no-such-code"), {}, TextLayout(90, color=False, unicode=False)),
     ],
-)
+)  # fmt: skip
 def test_the_page_suits_the_stream(
-    terminal: bool, encoding: str, environ: dict[str, str], page: TextLayout
+    stream: _Stream, environ: dict[str, str], page: TextLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Escape codes in a log file, or a UnicodeEncodeError at the end of a run, would be ours to answer for."""
-    assert TextLayout.of(_Stream(terminal=terminal, encoding=encoding), environ) == page
+    usual = {"COLUMNS": "90", "NO_COLOR": "", "FORCE_COLOR": "", "TERM": "xterm"}
+    for name, value in (usual | environ).items():
+        monkeypatch.setenv(name, value)
+
+    assert TextLayout.of(stream) == page
 
 
 def inside(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -81,7 +82,7 @@ def sigterm() -> Iterator[None]:
 )
 def test_the_state_of_a_run_is_read_off_its_end(error: BaseException | None, state: str) -> None:
     """``sys.exit(0)`` is no failure, Ctrl-C is no crash."""
-    assert ExitHook(lambda _: None).of(error) == state
+    assert ExitHook(lambda _: None, MagicMock()).of(error) == state
 
 
 @pytest.mark.parametrize(("error", "state"), [(None, "finished"), (ValueError("NaN"), "failed")])
@@ -92,7 +93,7 @@ def test_an_exception_that_was_being_handled_at_the_start_is_no_failure_of_the_r
     first = RuntimeError("out of memory")
 
     def second_attempt() -> None:
-        hook = ExitHook(lambda _: None)
+        hook = ExitHook(lambda _: None, MagicMock())
         try:
             if error is not None:
                 raise error
@@ -117,7 +118,7 @@ def test_a_forked_child_ends_as_multiprocessing_ends_it(
     names: dict[str, Any] = {"__name__": f"multiprocessing.{module}"}
     exec("def launch(code, run_exit_functions):\n    run_exit_functions()", names)
     closed: list[str] = []
-    names["launch"](code, ExitHook(closed.append)._at_exit)
+    names["launch"](code, ExitHook(closed.append, MagicMock())._at_exit)
 
     assert closed == [state]
 
@@ -127,7 +128,7 @@ def test_a_handler_of_the_users_own_still_gets_its_signal(sigterm: None) -> None
     got: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
     closed: list[str] = []
-    hook = ExitHook(closed.append)
+    hook = ExitHook(closed.append, MagicMock())
     hook.install()
     signal.raise_signal(signal.SIGTERM)
 
@@ -169,7 +170,7 @@ def test_an_ignored_signal_stays_ignored(sigterm: None) -> None:
     """Who ignores SIGTERM does not want to be closed by it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     closed: list[str] = []
-    hook = ExitHook(closed.append)
+    hook = ExitHook(closed.append, MagicMock())
     hook.install()
     signal.raise_signal(signal.SIGTERM)
     hook.remove()
