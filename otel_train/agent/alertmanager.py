@@ -172,7 +172,7 @@ class AlertPoller:
         if self._answers and not self._stop.is_set():
             self.faults += 1
             _log.warning(
-                "alertmanager: %s %s; no alert arms a capture until it answers; check alertmanager_url",
+                "alertmanager: %s %s; alerts start no capture until it answers; check alertmanager_url",
                 self._target.address, why
             )  # fmt: skip
         self._answers = False

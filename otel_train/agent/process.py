@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from otel_train.recording.shared_memory import FlightMemory
 
 _log = logging.getLogger("otel_train")
+_IN_THREAD: Final = "a thread of this process does its work"
 _ROOT = Path(__file__).resolve().parents[2]
 _NO_THREAD_POOLS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment of the agent: its numeric libraries start no thread pools, which would take memory for little computation."""
@@ -414,7 +415,7 @@ class AgentConnection:
             raise OSError(
                 f"no agent can run beside this process ({problem}) or in a thread of it ({error})"
             ) from error
-        _log.warning("No agent can run beside this process (%s): a thread of it does its work", problem)
+        _log.warning("agent: no process can be started (%s); %s", problem, _IN_THREAD)
         return channel
 
     # -- the first message ---------------------------------------------------------------------------
@@ -479,7 +480,7 @@ class AgentConnection:
         self.channel.close()
         if self._starts > MOST_STARTS:
             _log.error(
-                "The agent has ended %d times, each time within %g s of its start: nothing more is exported",
+                "agent: it has ended %d times, each time within %g s of its start; nothing more is exported",
                 self._starts, STEADY_S,
             )  # fmt: skip
             return False
@@ -487,7 +488,7 @@ class AgentConnection:
             self.channel = self._connect_next(info, has_opened=has_opened)
         except (OSError, RuntimeError) as error:
             _log.error(
-                "Nothing more is exported: no other agent can be started (%s). Raise pids.max, ulimit -u or ulimit -n",
+                "agent: no other one can be started (%s); nothing more is exported; raise pids.max, ulimit -u or ulimit -n",
                 error,
             )
             return False
@@ -507,15 +508,16 @@ class AgentConnection:
                 return self._connect(info)
             if not has_opened and self._starts > 1:  # an agent process cannot run here
                 _log.warning(
-                    "The agent ended before it began%s: a thread of this process does its work",
+                    "agent: it ended before it began%s; %s",
                     f" ({error_text})" if error_text else "",
+                    _IN_THREAD,
                 )
                 return self._start_thread()
             self._errors = None if has_opened or self.thread is not None else _StartupStderr()
-            _log.warning("The agent has ended; another one goes on")
+            _log.warning("agent: it has ended; another one is started, and reads the events in memory")
             return self._connect(info) if self.thread is None else self._start_thread()
         except OSError as error:
-            _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
+            _log.warning("agent: no other process can be started (%s); %s", error, _IN_THREAD)
             return self._start_thread()
 
     # -- waiting, logging ----------------------------------------------------------------------------
@@ -534,20 +536,20 @@ class AgentConnection:
 
     def log_silence(self, waited_s: float) -> None:
         """Logs that the agent has not begun, and what to check."""
-        agent = f"agent (process {self.pid or 'not known'})"
+        process = f"process {self.pid or 'not known'}"
         if self._found and not self.pid:
-            agent = f"agent whose address process {self.channel.opener()} has opened"
+            process = f"process {self.channel.opener()}, which opened its address,"
         _log.warning(
-            "The %s has not begun in %.0f s; nothing is exported until it does, training is not affected; see whether that "
-            "process is stopped, waits for a disk, or is none of otel_train: end it then",
-            agent, waited_s,
+            "agent: %s has not begun in %.0f s; nothing is exported until it does, training is not affected; check whether it "
+            "is stopped or waits for a disk; end it if it is not an agent of otel_train",
+            process, waited_s,
         )  # fmt: skip
 
     def log_problem(self) -> None:
         """Logs once why an agent in a thread has ended."""
         if self.thread is not None and self.thread.problem and self._logged is not self.thread:
             self._logged = self.thread
-            _log.error("Nothing more is exported: %s", self.thread.problem)
+            _log.error("agent: %s; nothing more is exported", self.thread.problem)
 
 
 LEAST_SHARE: Final = 0.2

@@ -299,7 +299,7 @@ def test_an_agent_that_dies_is_followed_by_another_that_counts_everything(
 
     assert line(process) == "{'train': 200}"
     _, errors = process.communicate(timeout=60)
-    assert "another one goes on" in errors
+    assert "another one is started" in errors
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}
 
 
@@ -413,7 +413,7 @@ def test_an_agent_that_nothing_can_follow_is_said_in_one_line(begin: Begin, tmp_
     _, errors = process.communicate("\n", timeout=60)
 
     assert process.returncode == 0, errors
-    assert errors.count("no other agent can be started (can't start new thread). Raise pids.max") == 1
+    assert errors.count("no other one can be started (can't start new thread); nothing more is") == 1
     assert "Traceback" not in errors
 
 
@@ -447,7 +447,7 @@ def test_an_agent_that_is_killed_while_the_program_ends_is_followed_by_another(
         """)
     _, errors = process.communicate(timeout=60)
 
-    assert "another one goes on" in errors
+    assert "another one is started" in errors
     assert summary(tmp_path, state)["steps"] == {"train": 100}
 
 
@@ -476,7 +476,7 @@ def test_an_agent_that_nothing_can_follow_is_said_while_the_program_ends(
         """)
     _, errors = process.communicate(timeout=60)
 
-    assert errors.count("Nothing more is exported: RuntimeError: can't start new thread") == 1
+    assert errors.count("agent: RuntimeError: can't start new thread; nothing more is exported") == 1
 
 
 @pytest.mark.parametrize("adopts", [False, True])
@@ -750,20 +750,18 @@ REFUSED = """
 
 
 @pytest.mark.parametrize(
-    ("program", "where"),
+    "program",
     [
-        ("sys.executable = ''; start(); train()", "it"),
+        "sys.executable = ''; start(); train()",
         # What is frozen would train once more.
-        ("sys.frozen = True; sys.executable = os.path.abspath('frozen'); start(); train()", "it"),
+        "sys.frozen = True; sys.executable = os.path.abspath('frozen'); start(); train()",
         # A sandbox that filters sendmsg: the process that has been started leaves at once, nothing will connect to it.
-        (REFUSED.format(function="send_fds"), "it"),
+        REFUSED.format(function="send_fds"),
         # It may be gone before the program has said a word to it.
-        ("sys.executable = os.path.abspath('ends'); start(); train()", "this process"),
+        "sys.executable = os.path.abspath('ends'); start(); train()",
     ],
 )
-def test_without_a_process_a_thread_does_the_work(
-    begin: Begin, tmp_path: Path, program: str, where: str
-) -> None:
+def test_without_a_process_a_thread_does_the_work(begin: Begin, tmp_path: Path, program: str) -> None:
     """A machine that cannot start one: said once, and every metric is there."""
     for name, text in ("frozen", "touch trained-again"), ("ends", "exit 1"):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -772,7 +770,7 @@ def test_without_a_process_a_thread_does_the_work(
     _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 0, errors
-    assert errors.count(f"a thread of {where} does its work") == 1
+    assert errors.count("a thread of this process does its work") == 1
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
     assert not (tmp_path / "trained-again").exists()
 
@@ -937,7 +935,7 @@ def test_what_is_logged_while_the_agent_is_stopped_is_counted_once_it_goes_on(
     assert line(process) == "running"
     _, errors = process.communicate(timeout=60)
 
-    assert "The agent has ended" not in errors
+    assert "agent: it has ended" not in errors
     summary(tmp_path, "finished")
     [folder] = (tmp_path / "runs").glob("*/rank0")
     assert [point["value"] for point in last_points(folder)["train.tokens"]] == [3]
@@ -1398,7 +1396,7 @@ def test_why_no_agent_can_begin_is_said(begin: Begin, tmp_path: Path) -> None:
         + WHOLE
     )
 
-    because = "ended before it began (ImportError: not this one): a thread of this process does its work"
+    because = "ended before it began (ImportError: not this one); a thread of this process does its work"
     assert because in counted_to_the_end(process, tmp_path)
 
 
@@ -1451,7 +1449,7 @@ def test_the_agent_of_a_node_that_dies_is_followed_by_one_for_all_its_ranks(
     for process in begun:
         _, errors = process.communicate("\n", timeout=60)
         assert process.returncode == 0
-        assert errors.count("another one goes on") == 1, errors
+        assert errors.count("another one is started") == 1, errors
     until(lambda: not other.is_running(), "it has left")
     found = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/rank*/summary.json")]
     assert [each["steps"] for each in found] == [{"train": 200}] * 2
@@ -1566,7 +1564,7 @@ def test_an_address_that_a_silent_process_has_taken_is_said(begin: Begin) -> Non
     )
     pid, _, said = line(process).partition(" ")
 
-    assert f"The agent whose address process {pid} has opened has not begun in" in said
+    assert f"agent: process {pid}, which opened its address, has not begun in" in said
     assert process.wait(timeout=60) == 0
 
 
