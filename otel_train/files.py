@@ -17,6 +17,7 @@ import os
 import re
 import stat
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -567,6 +568,12 @@ def replace_named(path: Path, text: str) -> None:
     replace_text(path, text)
 
 
+ABANDONED_S: Final = 3600.0
+"""Age of a temporary file that no process writes any more."""
+
+_TEMPORARY: Final = re.compile(r"\..+\.\d+\.\d+")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a temporary file that is renamed to ``path`` at the end of the block; only the current user may read it."""
@@ -581,6 +588,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with suppress(OSError):
                 _remove(temporary, at)
             raise
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes the temporary files of ``replacing`` that killed processes have left in a folder ``ABANDONED_S`` ago or earlier."""
+    for name in filter(_TEMPORARY.fullmatch, names_in(folder)):
+        written_ns = changed_ns(folder / name)
+        if time.time() - written_ns / 1e9 > ABANDONED_S:
+            with suppress(OSError):
+                (folder / name).unlink()
 
 
 def _remove(name: str, at: int) -> None:

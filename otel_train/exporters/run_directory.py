@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.datamodel import (
+    CAPTURES_FOLDER,
     EVENTS_FILE,
     FLIGHT_FILE,
     METRICS_FILE,
@@ -39,6 +40,7 @@ from otel_train.files import (
     rank_folders,
     read_json,
     read_word,
+    remove_abandoned,
     replace_json,
     replace_text,
 )
@@ -169,6 +171,9 @@ class RunDirectory:
             self._archive_training()
         self.training = self._training_number()
         make_folder(self.rank_path)
+        shared = (self.path, self.path / CAPTURES_FOLDER) if self.rank == 0 else ()
+        for folder in (self.rank_path, *shared):
+            remove_abandoned(folder)
         return True
 
     def _training_number(self) -> int:

@@ -367,6 +367,24 @@ def test_a_summary_is_replaced_as_a_whole_and_is_always_json(tmp_path: Path) -> 
     assert not [found for found in directory.rank_path.iterdir() if found.name.startswith(".")]
 
 
+def test_what_a_killed_process_had_not_renamed_yet_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    """Such files stayed for good: those of a process that was killed again and again filled the folder."""
+    run = RunDirectory.open(tmp_path, "r", rank=0)
+    run.close()
+    places = run.rank_path, run.path, run.path / "captures"
+    places[-1].mkdir()
+    for number, name in enumerate((".summary.json.7.8", ".summary.json.9.8", "text.1.2", ".text")):
+        for place in places:
+            (place / name).write_text("{")
+            if number != 1:  # that one is being written
+                os.utime(place / name, (1, 1))
+    RunDirectory.open(tmp_path, "r", rank=0).close()
+
+    for place in places:
+        left = {path.name for path in place.iterdir() if "summary" in path.name or "text" in path.name}
+        assert left == {".summary.json.9.8", "text.1.2", ".text"}
+
+
 def test_files_are_bounded_together(tmp_path: Path) -> None:
     """A month of training must not fill the disk."""
     directory = RunDirectory.open(tmp_path, "job", rank=0, max_bytes=60_000)
