@@ -144,7 +144,7 @@ def test_a_signal_during_the_start_in_another_thread_raises_nothing_and_closes_t
     """Python calls its handlers on the main thread, where the program did not call ``instrument()``."""
     got: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: got.append("handled"))
-    hook = ExitHook(lambda _: None)
+    hook = ExitHook(lambda _: None, MagicMock())
     hook.install()
     hook.close_first(True)
     begun, goes_on = threading.Event(), threading.Event()
