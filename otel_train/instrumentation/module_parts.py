@@ -117,13 +117,18 @@ def parameters_of(model: Any) -> Iterator[Any]:  # Any: as above
 
 def _entries(model: Any, table: str) -> list[Any]:  # Any: as above
     """Returns what ``_modules`` or ``_parameters`` of a module contains, without None."""
-    found = model.__dict__.get(table)
+    found = getattr(model, table, None) if _is_scripted(model) else model.__dict__.get(table)
     return [] if found is None else [one for one in list(found.values()) if one is not None]
+
+
+def _is_scripted(model: Any) -> bool:  # Any: as above
+    """Returns whether a module is scripted or traced: its ``__getattr__`` is torch's, and ``__dict__`` does not have its parameters."""
+    return any("original_name" in vars(kind) for kind in type(model).__mro__)
 
 
 def _children(model: Any) -> Iterator[Any]:  # Any: as above
     """Yields child modules; none of a scripted module."""
-    if not any("original_name" in vars(kind) for kind in type(model).__mro__):
+    if not _is_scripted(model):
         yield from _entries(model, "_modules")
 
 
