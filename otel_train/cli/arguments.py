@@ -21,7 +21,7 @@ from otel_train.config.sources import resolve
 from otel_train.datamodel import FLIGHT_FILE, RUN_FILE
 from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.exporters.run_directory import earlier_trainings, find_run
-from otel_train.files import mark_of, problem_of, rank_folders, read_json
+from otel_train.files import folder_problem, mark_of, problem_of, rank_folders, rank_problems, read_json
 from otel_train.profiler.storage import captures_of, taken_together
 from otel_train.safety import printable
 from otel_train.trace_analysis.events import Trace, read
@@ -212,11 +212,18 @@ def ranks_with(run: Path, file_name: str) -> Mapping[int, Path]:
     folders = rank_folders(run).items()
     if found := {rank: folder for rank, folder in folders if mark_of(folder / file_name) is not None}:
         return found
+    for problem in _rank_errors(run):
+        raise problem
     for path in (folder / file_name for _, folder in folders):
         if os.path.lexists(path):
             raise RunDirectoryError(f"{path}: cannot be read: {problem_of(path)}")
     switched_off = " Or is it switched off (flight_recorder=False)?" if file_name == FLIGHT_FILE else ""
     raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?{switched_off}")
+
+
+def _rank_errors(run: Path) -> list[RunDirectoryError]:
+    found = rank_problems(run).items()
+    return [RunDirectoryError(f"{run / f'rank{rank}'}: cannot be read: {problem}") for rank, problem in found]
 
 
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
@@ -227,6 +234,8 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
     if selected is None:
         return found
     if selected not in found:
+        if problem := folder_problem(run / f"rank{selected}"):
+            raise RunDirectoryError(f"{run / f'rank{selected}'}: cannot be read: {problem}")
         problem = f"{run}: rank {selected} has no {file_name}. Ranks that have one: {listed(list(found))}"
         raise RunDirectoryError(problem)
     return {selected: found[selected]}
@@ -260,9 +269,12 @@ def read_ranks(
     if not found:
         raise problems[0]
     run = next(iter(found)).parent
-    without = [rank for rank in rank_folders(run) if rank not in folders]
-    if without and _named_rank(args.run, args.rank) is None:
-        complain(f"{run}: {named_ranks(without)} left no {file_name}")
+    if _named_rank(args.run, args.rank) is None:
+        unreadable = rank_problems(run)
+        problems += _rank_errors(run)
+        without = [rank for rank in rank_folders(run) if rank not in folders and rank not in unreadable]
+        if without:
+            complain(f"{run}: {named_ranks(without)} left no {file_name}")
     for problem in problems:
         complain(str(problem))
     return found, 1 if problems else 0

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from otel_train.artifacts.validate import Fault, check_artifacts, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
@@ -18,7 +18,7 @@ from otel_train.cli.report import page_of_run
 from otel_train.console.text import TextLayout, plural
 from otel_train.datamodel import RUN_FILE
 from otel_train.errors import OtelTrainError, RunDirectoryError
-from otel_train.files import rank_folders, read_json, replace_text
+from otel_train.files import folder_problem, rank_folders, read_json, replace_named
 from otel_train.rundata.files import FOREIGN, current_document
 from otel_train.rundata.live_view import RankView
 from otel_train.rundata.run import read_run
@@ -45,7 +45,7 @@ examples:
   otel-train validate /tmp/x7 --analysis --report
   otel-train validate /tmp/x7 --json | jq '.faults[].file'
 
-Exit codes: 0 no faults, 1 faults, 2 no such folder.
+Exit codes: 0 no faults, 1 faults, 2 no such folder, or the report cannot be written.
 """
 
 
@@ -75,10 +75,12 @@ def run(args: argparse.Namespace) -> int:
         print_earlier_trainings(folder)
     if args.analysis or args.report:
         try:
-            _show(args, folder, made=made)
+            report = _show(args, folder, made=made)
         except (OtelTrainError, OSError, *FOREIGN) as error:
             complain(f"{folder} cannot be shown: {error}")
             return 1
+        if report:
+            _write(folder / REPORT, report, sys.stderr if args.json else sys.stdout)
     return 1 if faults else 0
 
 
@@ -86,6 +88,8 @@ def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
     """Returns the folder, and whether it holds artifacts, which 'otel-train export' made, rather than a run."""
     if args.dir:
         folder = Path(args.dir)
+        if kind_of(folder) == "folder" and (problem := folder_problem(folder, links=True)):
+            raise RunDirectoryError(f"{folder}: cannot be read: {problem}")
         if any(os.path.lexists(folder / name) for name in (SUMMARY, MARK)):
             return folder, True
         if (
@@ -116,13 +120,14 @@ def _read(folder: Path, *, made: bool) -> tuple[Document, Document]:
     reader = read_run(folder, min(rank_folders(folder), default=0))
     found = reader.newest_trace()
     if found is None:
-        return reader.summary, {"absent": "no readable capture"}
+        return reader.summary, {"absent": " ".join(["no readable capture.", *reader.warnings])}
     from otel_train.trace_analysis.summary import summarize
 
     return reader.summary, {**summarize(found[1]), "file": found[0].name}
 
 
-def _show(args: argparse.Namespace, folder: Path, *, made: bool) -> None:
+def _show(args: argparse.Namespace, folder: Path, *, made: bool) -> str:
+    """Prints the analysis; returns the report. Each only if it is asked for."""
     summary, capture = _read(folder, made=made)
     stream = sys.stderr if args.json else sys.stdout
     page = TextLayout.of(stream)
@@ -135,10 +140,17 @@ def _show(args: argparse.Namespace, folder: Path, *, made: bool) -> None:
         print(
             text + (none if "absent" in capture else render_trace_summary(page, capture)), end="", file=stream
         )
-    if args.report:
-        path = folder / REPORT
-        replace_text(path, _artifact_report(folder, summary, capture) if made else page_of_run(folder))
-        print(printable(path), file=stream)
+    if not args.report:
+        return ""
+    return _artifact_report(folder, summary, capture) if made else page_of_run(folder)
+
+
+def _write(path: Path, report: str, stream: TextIO) -> None:
+    try:
+        replace_named(path, report)
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from error
+    print(printable(path), file=stream)
 
 
 def _artifact_report(folder: Path, summary: Document, capture: Document) -> str:

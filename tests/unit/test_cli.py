@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import errno
 import io
 import json
 import logging
@@ -1049,6 +1050,90 @@ def test_the_capture_of_another_request_is_no_answer(run_of_two: Path, cli: Cli)
 
     assert still_asked == [True, True, False]
     assert out.startswith("rank 0: steps 2-5: ")
+
+
+@pytest.fixture
+def as_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[..., Any]]:
+    """Calls a function as a user without rights, who owns the folder of runs."""
+    user = os.geteuid()
+
+    def call(function: Callable[..., Any], *words: object) -> Any:
+        monkeypatch.chdir(tmp_path / "runs")  # pytest's folders above it are closed to other users
+        for each in (tmp_path / "runs", *(tmp_path / "runs").rglob("*")) if not user else ():
+            os.chown(each, WITHOUT_RIGHTS, -1)
+        try:
+            os.seteuid(user or WITHOUT_RIGHTS)
+            return function(*words)
+        finally:
+            os.seteuid(user)
+
+    return call
+
+
+@pytest.mark.parametrize("words", ["summary", "report", "postmortem"])
+def test_a_rank_that_may_not_be_read_is_named_with_the_reason(
+    words: str, run_of_two: Path, cli: Cli, as_another_user: Any
+) -> None:
+    """The question whether training has begun sent the reader to the wrong place."""
+    cli(words, run_of_two)  # imports the command
+    shutil.rmtree(run_of_two / "rank1")
+    (run_of_two / "rank0").chmod(0)
+    said = as_another_user(cli, words, "./r1").refused
+    (run_of_two / "rank0").chmod(0o700)
+
+    assert said == "otel-train: r1/rank0: cannot be read: Permission denied\n"
+
+
+def test_a_rank_that_may_not_be_read_does_not_hide_the_others(
+    run_of_two: Path, cli: Cli, as_another_user: Any
+) -> None:
+    """Nor is it said that it left nothing."""
+    cli("summary", run_of_two)  # imports the command
+    (run_of_two / "rank0").chmod(0)
+    every = as_another_user(cli, "summary", "./r1")
+    one = as_another_user(cli, "summary", "./r1", "--rank=0").refused
+    (run_of_two / "rank0").chmod(0o700)
+
+    assert every.code == 1
+    assert every.err == one == "otel-train: r1/rank0: cannot be read: Permission denied\n"
+    assert "rank 1" in every.out
+
+
+def test_a_rank_that_is_a_link_is_named_with_the_reason(run_of_two: Path, cli: Cli) -> None:
+    """Links are not followed below a run directory."""
+    shutil.rmtree(run_of_two / "rank1")
+    (run_of_two / "rank0").rename(run_of_two / "moved")
+    (run_of_two / "rank0").symlink_to("moved")
+
+    assert "rank0: cannot be read: a link" in cli("summary", run_of_two).refused
+
+
+@pytest.mark.parametrize("mode", [0, 0o400])
+def test_a_folder_that_may_not_be_read_is_not_called_no_run(
+    mode: int, run_of_two: Path, cli: Cli, as_another_user: Any
+) -> None:
+    """Permission is what is missing."""
+    cli("validate", run_of_two)  # imports the command
+    run_of_two.chmod(mode)
+    said = as_another_user(cli, "validate", "./r1").refused
+    run_of_two.chmod(0o700)
+
+    assert said == "otel-train: r1: cannot be read: Permission denied\n"
+
+
+def test_a_report_that_cannot_be_written_is_named(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said that the run cannot be shown."""
+    complete_run(tmp_path / "runs")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("otel_train.cli.validate.replace_named", full)
+    run = tmp_path / "runs" / "r1"
+    said = cli("validate", run, "--report").refused
+    assert said == f"otel-train: {run / 'report.html'}: cannot be written: No space left on device\n"
 
 
 READERS = (
