@@ -56,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints which rank the others were waiting for, and the last steps and open stages of each rank."""
     found, code = arguments.read_ranks(args, FLIGHT_FILE, read_postmortem, is_slow=True)
+    for folder, report in found.items():
+        report["rank"] = int(folder.name.removeprefix("rank"))  # flight.bin may be a copy of another rank's
     reports = list(found.values())
     records = records_below(next(iter(found)).parent)
     suspects = suspects_after(reports)

@@ -64,8 +64,13 @@ def run(args: argparse.Namespace) -> int:
     page, now_s = TextLayout.of(sys.stdout), time.time()
     written_s = written_until(summaries[0]) if summaries[0].get("state") == "running" else None
     for number, (folder, summary) in enumerate(found.items()):
+        # A summary that was copied from another rank has that one's number, which validate reports.
+        summaries[number] = {**summary, "rank": int(folder.name.removeprefix("rank"))}
         if summary.get("state") == "running":
-            summaries[number] = {**summary, "state": state_of(folder, summary, about, now_s)[0].word}
+            summaries[number] = {
+                **summaries[number],
+                "state": state_of(folder, summary, about, now_s)[0].word,
+            }
     if len(summaries) > 1:
         print(rank_table(page, summaries))
     print(render_run_summary(page, {**summaries[0], "undelivered": requests_left(run_directory)}), end="")

@@ -508,6 +508,17 @@ def test_a_capture_that_is_damaged_or_gone_is_a_fault(
     assert fault in said
 
 
+def test_an_analysis_names_the_capture_that_cannot_be_read(run: Path, cli: Cli) -> None:
+    """It said "no readable capture", without name and reason."""
+    say_summary(run)
+    put_capture(run, torn=True)
+    said = " ".join(cli("validate", run, "--analysis").out.split())
+
+    assert (
+        "No operations: no readable capture. The capture epoch_1-step_2-rank0.json.gz is passed over" in said
+    )
+
+
 def test_a_capture_that_could_not_be_written_is_no_fault(run: Path, cli: Cli) -> None:
     """Its metadata has no file, and the reason."""
     say_summary(run)

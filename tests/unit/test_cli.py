@@ -1070,6 +1070,16 @@ def as_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return call
 
 
+def test_rows_of_ranks_are_named_by_their_folders(tmp_path: Path, cli: Cli) -> None:
+    """With a folder that was copied there were two rows of rank 0, and none of rank 1."""
+    complete_run(tmp_path)
+    shutil.copytree(tmp_path / "r1" / "rank0", tmp_path / "r1" / "rank1")
+
+    assert re.search(r"^ *1 +finished", cli("summary", tmp_path / "r1").printed, re.MULTILINE)
+    reports = cli("postmortem", tmp_path / "r1", "--json").printed.splitlines()
+    assert [json.loads(each)["rank"] for each in reports] == [0, 1]
+
+
 @pytest.mark.parametrize("words", ["summary", "report", "postmortem"])
 def test_a_rank_that_may_not_be_read_is_named_with_the_reason(
     words: str, run_of_two: Path, cli: Cli, as_another_user: Any
