@@ -442,7 +442,8 @@ class ThreadAccount(Nesting):
                 self._add_row("moved", stage.source, payload - 1)
         if shows and op != FAIL:
             asking = bool(self.stages) and not self.is_outermost(DATA)
-            self._batches.happened(stage.source, shows, asking=asking)
+            begun = (outer.begun_ns for outer in self.stages if GRADIENTS >> outer.kind & 1)
+            self._batches.happened(stage.source, shows, asking=asking, inside_ns=next(begun, -1))
         return shows
 
     def _end_user_stage(self, stage: OpenStage, op: int, token: int) -> Call:

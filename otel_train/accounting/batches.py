@@ -248,6 +248,8 @@ class Batches:
         """Loaders whose last pass gave one batch: ``next(iter(loader))``."""
         self._requested_together: dict[int, list[int]] = {}
         """By loader: the loaders that were last requested together with it, as by ``zip``."""
+        self._updated_inside_ns = -1
+        """Start of the backward that the last update was inside; -1 for none."""
         self._interrupted: tuple[Pass, Step] | None = None
         """The pass of the batch that a request to another loader interrupted, and the step that was open then."""
 
@@ -541,18 +543,25 @@ class Batches:
             self._phases.book_waiting(ended_too=why is not _PASS_END, unused_too=why is not _PASS_END)
         self._forget_created()
 
-    def happened(self, source: int, shows: int, *, asking: bool) -> None:
+    def happened(self, source: int, shows: int, *, asking: bool, inside_ns: int = -1) -> None:
         """Handles the end of a backward or of an outermost update, before it is added to the open batch.
 
-        Where steps are counted by such ends, and no request comes, it may belong to the next step. ``asking``: it is inside
-        a request, and so of the batch that is requested.
+        Where steps are counted by such ends, and no request comes, it may belong to the next step.
+
+        Args:
+            source: the backward or the optimizer.
+            shows: ``GRADIENTS_MADE`` or ``UPDATED``.
+            asking: it is inside a request, and so of the batch that is requested.
+            inside_ns: start of the backward that it is inside; -1 for none. Updates inside one backward are of one step.
         """
         closing = GRADIENTS_MADE if self._decision.source is _BY_BACKWARD else UPDATED
         if shows != closing or self._phases.is_certain:
             return
         if shows == GRADIENTS_MADE and self.open is not None and self._phases.needs_update(self.open):
             return
-        if source in self._book.open.updated and self.open is not None and not asking:
+        goes_on = asking or -1 < inside_ns == self._updated_inside_ns
+        self._updated_inside_ns = inside_ns
+        if source in self._book.open.updated and self.open is not None and not goes_on:
             self._phases.train_up_to(shows, self.open)
             self._book.close_step()
             self._forget_created()

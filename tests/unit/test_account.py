@@ -108,6 +108,11 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("the second optimizer twice in a row closes a step",
          Tape().ask().update(7, "D").update(9, "G").spend(2).update(9, "G").ask().update(7, "D"),
          durations=[5 + 7 + 9, 2 + 9, 5 + 7]),
+    # An optimizer per parameter, in the hooks of its gradient: the 16th and all later ones of a class have one name.
+    loop("updates inside one backward are of one step, also of optimizers that share a name",
+         times(3, lambda t: t.forward().begin(BACKWARD, "backward").spend(9)
+               .repeat(5, lambda t: t.update(1, "SGD_16")).update(2, "SGD").end(BACKWARD, "backward")),
+         durations=[20 + 9 + 5 + 2] * 3, partial=[], updates=(18, 0)),
     # LBFGS evaluates the model several times in one update.
     loop("a closure runs inside the optimizer and is cut out of it",
          times(2, lambda t: t.ask().begin(OPTIMIZER, "LBFGS").spend(1).forward().backward().spend(1)

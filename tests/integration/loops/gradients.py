@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
@@ -23,10 +24,9 @@ from tests.integration.loops.truth import (
 )
 
 
-@loop
-def optimizers_inside_backward(watch: Watch) -> None:
-    """An optimizer per parameter, stepped as soon as its gradient is there: many updates, one step."""
-    model, train, truth = Net(), loader(5), watch.truth()
+def train_inside_backward(watch: Watch, model: nn.Module) -> None:
+    """Trains with an optimizer per parameter, in the hooks of the gradients."""
+    train, truth = loader(5), watch.truth()
     optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
 
     def apply(parameter: torch.Tensor) -> None:
@@ -41,6 +41,18 @@ def optimizers_inside_backward(watch: Watch) -> None:
         truth.batch("train")
         truth.backward(truth.loss(model, batch))
         truth.step()
+
+
+@loop
+def optimizers_inside_backward(watch: Watch) -> None:
+    """An optimizer per parameter, stepped as soon as its gradient is there: many updates, one step."""
+    train_inside_backward(watch, Net())
+
+
+@loop
+def more_optimizers_inside_backward_than_names(watch: Watch) -> None:
+    """An optimizer per parameter of a deeper model: from the 16th on they share one name, and it is still one step."""
+    train_inside_backward(watch, nn.Sequential(*(nn.Linear(4, 4) for _ in range(10))))
 
 
 @loop
