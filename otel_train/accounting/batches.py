@@ -119,7 +119,7 @@ class Batch:
         fresh: whether it has begun to wait since the last ``BatchPhases.book_waiting``.
         trained: whether it was trained on before its last boundary.
         dropped: whether no model had used it when the loop left its pass or ended.
-        cached: whether its forwards ran in training mode without gradients: it may be for a later batch of its pass, which trains.
+        cached: whether its forwards ran without gradients: it may be for a later batch of its pass, which trains.
     """
 
     passes: list[Pass] = field(default_factory=list)
@@ -177,6 +177,10 @@ class Batch:
     def has_forward(self) -> bool:
         """Whether a forward began in it."""
         return any(item[SHOWS] in FORWARDS for item in self.items)
+
+    def runs(self, model: int) -> bool:
+        """Returns whether a forward of a model began in it."""
+        return any(item[SHOWS] in FORWARDS and item[STACK][-1] == model for item in self.items)
 
     @property
     def has_gradients(self) -> bool:

@@ -39,6 +39,7 @@ _SHOWN: Final = itemgetter(SHOWS)
 _, _, _, _SAID, _MARK, _CLOSE = Boundary
 _BY_UPDATE, _BY_BATCH = StepSource.UPDATE, StepSource.BATCH
 _BY_TRAINING = (StepSource.UPDATE, StepSource.BACKWARD)
+_WITHOUT_GRADIENTS = (NOTHING, FORWARD_CACHED, FORWARD_NO_GRAD)
 
 
 class BatchPhases:
@@ -207,9 +208,10 @@ class BatchPhases:
 
     def _is_cached(self, batch: Batch, tail: list[Item], asked: Pass | None) -> bool:
         """Returns whether a batch without gradients may be for a later batch of its pass: rule 2."""
+        may_be = _WITHOUT_GRADIENTS if batch.shown == TRAIN else (NOTHING, FORWARD_CACHED)
         return (
             asked in batch.passes
-            and all(shows in (NOTHING, FORWARD_CACHED) for shows in map(_SHOWN, tail))
+            and all(shows in may_be for shows in map(_SHOWN, tail))
             and all(each.ahead <= 0 for each in batch.passes)
             and batch.shown <= TRAIN
             and not self.is_named_evaluation(batch)
@@ -412,16 +414,8 @@ class BatchPhases:
             waiting = self._take_waiting()
             self._set_training(batch)
             waiting = self._take_trials(waiting, batch, items[:last])
-            caches = next(filter(None, shown)) == FORWARD_CACHED
-            for before in waiting:  # they train as well, except batches of a loader that evaluates
-                evaluates = self._evaluates_before(before, batch) or (before.cached and not caches)
-                before.dropped = False  # fetched before the end of its pass, and used now
-                if evaluates or not any(map(_SHOWN, before.items)):
-                    self._book_rest(before, evaluates=before.cached)
-                else:
-                    self._book_batch(before, TRAIN)
-                    for each in before.passes:
-                        each.caches |= before.cached
+            if waiting:
+                self._book_before(waiting, batch, items)
             self.trained, self.in_hand = True, -1
             step = self._book.open
             asked = step.asked or step is batch.asked_in
@@ -429,6 +423,20 @@ class BatchPhases:
             self._set_phase(batch, TRAIN)
             return head, items[last + 1 :]
         return [], items
+
+    def _book_before(self, waiting: list[Batch], batch: Batch, items: list[Item]) -> None:
+        """Books the batches that wait when a batch with these items trains: they train as well, unless they evaluate."""
+        first = next(item for item in items if item[SHOWS])
+        caches = first[STACK][-1] if first[SHOWS] in _WITHOUT_GRADIENTS else -1
+        for before in waiting:
+            evaluates = self._evaluates_before(before, batch) or (before.cached and not before.runs(caches))
+            before.dropped = False  # fetched before the end of its pass, and used now
+            if evaluates or not any(map(_SHOWN, before.items)):
+                self._book_rest(before, evaluates=before.cached)
+            else:
+                self._book_batch(before, TRAIN)
+                for each in before.passes:
+                    each.caches |= before.cached
 
     def _take_trials(self, waiting: list[Batch], batch: Batch, head: list[Item]) -> list[Batch]:
         """Books forwards on a first batch before anything trained as evaluation; returns the other batches: rule 3.

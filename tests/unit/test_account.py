@@ -233,6 +233,23 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          times(2, lambda t: t.ask().forward(11, flags=CACHES).ask().forward(11, flags=CACHES).forward().backward().update()
                .validate(1)).stop(),
          durations=[2 * 16 + 57] * 2, evals=[16] * 2),
+    # Pseudo-labels: ``if confidence < threshold: continue`` after the teacher, and the like.
+    loop("a batch that is skipped after a teacher ran in a pass that has trained is of the step of the next one",
+         Tape().repeat(4, lambda t: t.ask().forward(11, "teacher", flags=0).forward().backward().update()
+                       .ask().forward(11, "teacher", flags=0)).stop(),
+         durations=[16 + 57, *[32 + 57] * 3], partial=[16], evals=[], batches={"code": [("train", -1)] * 8}),
+    loop("so it is if the model itself ran in evaluation mode, and not if the next batch trains without such a forward",
+         Tape().repeat(2, lambda t: t.ask().forward(11, flags=0).forward().backward().update())
+         .repeat(2, lambda t: t.ask().forward(11, flags=0)).ask().forward(11, flags=0).forward().backward().update()
+         .repeat(2, lambda t: t.ask().forward(11, flags=0)).step(),
+         durations=[16 + 57, 16 + 57, 3 * 16 + 57, STEP], evals=[16] * 2),
+    loop("a model that is evaluated on batches of the loop, each of which trains after a teacher, is evaluated",
+         Tape().repeat(2, lambda t: t.ask().forward(11, "teacher", flags=0).forward().backward().update()
+                       .repeat(3, lambda t: t.ask().forward(12, flags=0))).step(),
+         durations=[16 + 57, 16 + 57, STEP], evals=[17] * 6),
+    loop("the rest of a pass in which no batch trains any more is evaluation",
+         Tape().step().step().repeat(3, lambda t: t.ask().forward(11, flags=0)).stop(),
+         durations=[STEP] * 2, evals=[16] * 3),
     loop("what is left of a group at the end of a pass that trains goes on in the next",
          times(2, lambda t: t.ask().forward(11, flags=CACHES).ask().forward(11, flags=CACHES).forward().backward().update()
                .ask().forward(11, flags=CACHES).stop()),

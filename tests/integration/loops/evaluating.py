@@ -395,6 +395,24 @@ def a_step_given_up_after_its_teacher(watch: Watch) -> None:
             distillation.learn(loss)
 
 
+@loop
+def a_batch_skipped_after_its_teacher(watch: Watch) -> None:
+    """Pseudo-labels: if the teacher is not sure, the loop takes the next batch. The wait and the forward are of the next step."""
+    student, teacher, train, truth = Net(), Net().eval(), loader(6), watch.truth()
+    optimizer = sgd(student)
+    watch({"student": student, "teacher": teacher}, {"train": train})
+    for number, (x, y) in enumerate(train):
+        truth.batch("train")
+        truth.forward(model="teacher")
+        with torch.no_grad():
+            teacher(x)
+        if number in {2, 3}:
+            continue
+        truth.forward(model="student")
+        truth.backward(F.cross_entropy(student(x), y))
+        truth.update_that_ends_a_step(optimizer)
+
+
 @timed
 def a_batch_fetched_between_a_student_and_its_backward(watch: Watch) -> None:
     """The next batch is fetched while the device works at the loss: the teacher's forward is training, as the student's."""
