@@ -473,12 +473,10 @@ static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
    process. All functions that the handler calls are async-signal-safe. */
 static struct {
     pid_t pid;                    /* process that set the handler: a forked child writes nothing, and has no timer */
-    int has_timer;
+    int has_timer, has_successor; /* whether there is `timer`; whether there is a handler that still calls this one */
     timer_t timer;
     struct itimerspec patience;   /* all 0: no session has to be closed first */
-    struct sigaction before;      /* previous action */
-    struct sigaction first;       /* `before` as it was when a handler that still calls this one as its previous one was set */
-    int has_successor;            /* whether there is such a handler */
+    struct sigaction before, first; /* previous action; as it was when a handler that still calls this one was set */
     Py_buffer shown;              /* memory in which the agent reads the signal's number */
     volatile sig_atomic_t active; /* whether the handler is set */
     volatile sig_atomic_t waits;  /* 1: for Python's handler to begin; 2: it has begun */
@@ -497,10 +495,7 @@ static void on_term(int number, siginfo_t *info, void *context) {
     const struct sigaction *next = nested ? &term.first : &term.before;
     caller = THIS_THREAD;
     if (term.active && mine) *(volatile int64_t *)term.shown.buf = number;
-    if (term.active && closes && mine && !term.waits) {
-        term.waits = 1;
-        timer_settime(term.timer, 0, &term.patience, NULL);
-    }
+    if (term.active && closes && mine && !term.waits) term.waits = 1, timer_settime(term.timer, 0, &term.patience, NULL);
     if (term.active && closes && (late || !mine)) end_by(number);
     else if (next->sa_flags & SA_SIGINFO) next->sa_sigaction(number, info, context);
     else if (next->sa_handler != SIG_DFL) next->sa_handler(number);
@@ -513,10 +508,7 @@ static void on_term(int number, siginfo_t *info, void *context) {
 static PyObject *term_begun(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     static const struct itimerspec never;
     int waited = term.active && getpid() == term.pid && term.waits == 1;
-    if (waited) {
-        term.waits = 2;
-        timer_settime(term.timer, 0, &never, NULL);
-    }
+    if (waited) term.waits = 2, timer_settime(term.timer, 0, &never, NULL);
     return PyBool_FromLong(waited);
 }
 
