@@ -628,10 +628,7 @@ class AgentClient:
             )  # fmt: skip
         is_written = None
         if has_ended or not outlives:
-            # An agent that outlives the program may work for other ranks while the disk of this one does not answer.
-            is_written = self.ask(
-                "written", timeout_s=short_s() if outlives else timeout_s, busy=not outlives
-            )
+            is_written = self.ask("written", timeout_s=short_s() if outlives else timeout_s, busy=True)
         if is_written is None and self.connection.thread is None and not self._is_over:
             self._thread.join(LEAST_WRITING_S)
             if self._agent_has_ended and not self._thread.is_alive():  # another one reads the shared memory

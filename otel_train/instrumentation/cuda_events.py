@@ -485,7 +485,7 @@ class PythonReader:
     def _read_stamp(self) -> None:
         driver, since_ns = self._driver, self._clock()
         stamp = driver.stamp(self._device)
-        for _ in range(STAMP_TRIES):
+        for _ in range(STAMP_TRIES if stamp is not None else 0):
             if driver.query(stamp):
                 elapsed_ns = driver.elapsed_ns(self._last[0], stamp)
                 self._ring.write(Record(0, 0, 0, 0, since_ns, self._clock(), (elapsed_ns,)))

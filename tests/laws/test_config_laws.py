@@ -14,6 +14,7 @@ from otel_train.config.sources import resolve
 from otel_train.config.validation import (
     PREFIX,
     Address,
+    BearerToken,
     Between,
     ChoiceOrAddress,
     HttpUrl,
@@ -60,6 +61,8 @@ def texts_of(rule: ValueRule) -> st.SearchStrategy[str]:
         return st.sampled_from(("127.0.0.1:9464", "0.0.0.0:0", "[::1]:65535", "node-1:80"))
     if isinstance(rule, HttpUrl):
         return st.sampled_from(("", "http://localhost:9093", "https://user:pass@alerts.example/prefix"))
+    if isinstance(rule, BearerToken):
+        return st.text(st.characters(min_codepoint=ord("!"), max_codepoint=ord("~")))
     assert isinstance(rule, Plain)
     return st.text(st.characters(exclude_categories=["Cc"]), min_size=int(rule.filled), max_size=20)
 
